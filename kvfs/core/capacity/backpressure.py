@@ -1,10 +1,10 @@
 """Writers wait for uploads: when too much is dirty, or when only an upload would make room.
 
-Contract: who waits hurries the uploads, and wakes when something was uploaded, or anything else is
-new of what is dirty; what was true before the await is looked at again by the caller. All waiting
-ends at the deadline of the one who waits. Nobody waits for a bucket that is down. While nothing
-goes up only the first writers wait for the bound; those that come later have no time left.
-Not for what may go once it was uploaded: `Room`, `Quota`.
+Contract: a writer that waits hurries the uploads. It wakes after an upload, or another change of
+the dirty objects. After the await the caller checks its conditions again. Each wait ends at the
+deadline of its writer. No writer waits for a bucket that is down. While no upload ends, only the
+first writers wait for the bound; writers that come later have no time left.
+Not for evicting objects once they are uploaded: `Room`, `Quota`.
 """
 
 import logging
@@ -16,12 +16,12 @@ from kvfs.errors import NoSpaceError
 
 log = logging.getLogger(__name__)
 
-HURRY = 1.0  # s that all uploads are due after somebody has waited for one
+HURRY = 1.0  # s that all uploads are due at once after a writer began to wait
 _NEVER = (-1, 0.0)
 
 
 class Backpressure:
-    """Deadlines are of trio's clock."""
+    """The waits for uploads. Deadlines are of trio's clock."""
 
     def __init__(self, dirty: Dirty) -> None:
         self.bucket = dirty.bucket
@@ -30,9 +30,10 @@ class Backpressure:
         self._said: set[str] = set()
 
     async def until_not_full(self, deadline: float) -> None:
-        """So much waits for its upload that writers wait, too. Raises NoSpaceError.
+        """Wait while too many bytes are dirty. Raises NoSpaceError.
 
-        While nothing goes up only the first ones wait: all have one bound, as readers of an object.
+        While no upload ends, only the first writers wait: all writers share one bound, as the
+        readers of an object do.
         """
         bucket, dirty = self.bucket, self.dirty
         while dirty.full:
@@ -60,13 +61,13 @@ class Backpressure:
             log.warning("%s (said once)", what)
 
     def helps(self, deadline: float) -> bool:
-        """Whether something may be dropped later that may not now, being dirty."""
+        """Whether an upload before the deadline can make objects evictable that are dirty now."""
         if self.bucket.health.down or not len(self.dirty):
             return False
         return trio.current_time() < deadline
 
     async def upload(self, deadline: float) -> None:
-        """Wait until something was uploaded, or it is too late."""
+        """Wait until the dirty objects change, or the deadline has passed."""
         bucket, dirty = self.bucket, self.dirty
         if bucket.health.down:
             return

@@ -1,23 +1,26 @@
-"""What open writers take: seen while they write, made room for, and cut off where it is too much.
+"""Bounds of open writers: kvfs measures their files, makes room, and cuts off the excess.
 
-Contract: `watch` runs as long as the mount lives. The kernel writes backing files without asking,
-so each look finds what has come since the one before. One call tells that nothing has, of all files
-of a tier (`Tier.grown`). Reservations follow what came, room is made for it (`Room`), and hard
-quotas are kept (`Quota`). A writer that can have no more is *cut off*: its object has no name from
-then on and cannot be opened, what it has goes, as does at each look what its writer adds, and its
-flush is told why. Where the daemon serves the bytes `admitted` says before each write whether there
-is room, so that there nothing is passed.
+Contract: `watch` runs as long as the mount lives. The kernel writes backing files without asking
+the daemon, so each look finds the bytes that came since the look before. One call for all files of
+a tier (`Tier.grown`) tells that none has grown. Reservations follow the growth, `Room` makes room
+for it, and `Quota` keeps hard quotas. A writer that can have no more bytes is *cut off*. Its object
+loses its name, and cannot be opened from then on. Its bytes go, and so do the bytes that its writer
+adds, at each look. Its flush fails with the reason. Where the daemon serves the bytes, `admitted`
+tells before each write whether there is room. There no limit is exceeded.
 
-A limit is passed by what comes between two looks, or in one write(2) of each writer if that is
-more: a truncation waits for the call that is in the file, and Linux takes 2 GiB in a call at most.
-The tmpfs of RAM has an end of its own besides. What would be stronger was left out: project quotas,
-as users cannot be asked for them, and tmpfs may have none; the immutable flag, which stops open
-writers on ext4 only; a tmpfs for each namespace, from which nothing sealed could be moved; having
-the daemon serve all files, at a tenth of the speed.
+Elsewhere a limit can be exceeded by the bytes that come between two looks, or in one write(2) of
+each writer if that is more. A truncation waits for the write(2) that is in the file, and Linux
+takes at most 2 GiB in a call. The tmpfs of RAM has a limit of its own besides.
 
-Invariants: what is `just_closed` is not cut off. Of what is cut off nothing is `staged`; what it
-has all the same is `leaving`. When its last writer has gone it is empty, whoever reads it still.
-Not for choosing what goes (`Room`, `Victims`), nor for handles (`Objects`).
+Stronger means were left out:
+- project quotas: users cannot be asked for them, and tmpfs may have none;
+- the immutable flag, which stops open writers on ext4 only;
+- a tmpfs for each namespace, from which no sealed object could be moved;
+- a daemon that serves all files, at a tenth of the speed.
+
+Invariants: a file that is `just_closed` is not cut off. A cut off file has no `staged` bytes; the
+bytes that it still has are `leaving`. After its last writer it is empty, even if it has readers.
+Not for choosing victims (`Room`, `Victims`), nor for handles (`Objects`).
 """
 
 import logging
@@ -41,13 +44,13 @@ from kvfs.tiers import Tier
 log = logging.getLogger(__name__)
 
 PERIOD = 0.002  # s between two looks at files that are being written
-LOOKS = 2  # at files whose file system has what it had: a page counts there first, then in its file
-RESTING = 0.25  # s between two while their file system has what it had
-HUGE = 2 << 20  # bytes of a page of memory: what was lent may take the whole of its last one
+LOOKS = 2  # at files of a file system without growth: a page counts there first, then in its file
+RESTING = 0.25  # s between two looks while their file system has not grown
+HUGE = 2 << 20  # bytes of a page of memory: a lent file may take the whole of its last page
 
 
 class Bounds:
-    """`cut_off(held, why)` has an object lose its names."""
+    """The looks at open writers. `cut_off(held, why)` removes the names of an object."""
 
     def __init__(
         self,
@@ -62,14 +65,14 @@ class Bounds:
         self._cut_off = cut_off
         self._emptying: set[OpenObject] = set()
         self._failing = False
-        self._files: dict[Tier, list[OpenObject]] = {}  # that are written
+        self._files: dict[Tier, list[OpenObject]] = {}  # the files with writers
         self._listed_at = -1  # `OpenTable.changes` when they were listed
-        # What a tier's file system had, the looks in a row at which it was that, and when the next
-        # one is due all the same, in monotonic s.
+        # Of a tier's file system: its last measure, the looks in a row that found the same, and
+        # when the next look is due in any case, in monotonic s.
         self._states: dict[Tier, tuple[int | None, int, float]] = {}
 
     async def watch(self) -> None:
-        """Look again and again while anybody writes."""
+        """Look at the open writers each `PERIOD` while there are any."""
         ledger = self.ledger
         async with trio.open_nursery() as nursery:
             while True:
@@ -93,9 +96,9 @@ class Bounds:
                     await trio.sleep(PERIOD)
 
     def may_have_grown(self) -> list[OpenObject]:
-        """Files that are written, without those in a tier that has what it had at two looks.
+        """Files with writers, without those in a tier that has not grown at two looks.
 
-        Limits may change as well, so that all files have a look now and then.
+        Limits may change as well, so all files get a look now and then.
         """
         table, now = self.ledger.table, time.monotonic()
         if table.changes != self._listed_at:
@@ -115,9 +118,9 @@ class Bounds:
         return found
 
     def look(self, files: list[OpenObject] | None = None) -> None:
-        """See what has come, make room for it, and cut off what has none. Raises CatalogError.
+        """Measure files, make room for them, and cut off those without room. Raises CatalogError.
 
-        files: only those; None: all that are written.
+        files: the files to look at; None: all files with writers.
         """
         staging = list(self.ledger.table.staging.values()) if files is None else files
         for held in staging:
@@ -129,10 +132,11 @@ class Bounds:
                 self._end(found, _no_room(tier, found.staged))
 
     def look_at_end(self, held: OpenObject) -> None:
-        """The last look at a file whose writer closes it, or it stays beyond a limit.
+        """Look for the last time at a file whose writer closes it.
 
-        Its bytes of less than a `PERIOD` had been seen by nobody, and once its close is answered
-        they may not go. Raises CatalogError; if it is cut off, its `doom`.
+        No look has seen the bytes of the last `PERIOD`, and they may not go once the close is
+        answered. Without this look the file could stay beyond a limit. Raises CatalogError, or the
+        file's `doom` if it is cut off.
         """
         self._see(held, ends=True)
         if held.doom is None and held.space is not None:
@@ -158,7 +162,7 @@ class Bounds:
             self._end(held, why)
 
     def _keep_quota(self, space: Namespace, written: list[OpenObject]) -> None:
-        """What grows goes, the largest first, when the rest may not."""
+        """Keep a hard quota. Cut off growing files, the largest first, if no victim is left."""
         while not self.quota.follow(space):
             growing = [held for held in written if held.grows and not held.just_closed]
             if not growing:
@@ -167,11 +171,11 @@ class Bounds:
 
     def _end(self, held: OpenObject, why: KvfsError) -> None:
         held.grows = False
-        self._states.clear()  # the next look finds what it has all the same
+        self._states.clear()  # the next look finds the bytes that it still has
         self._cut_off(held, why)
 
     async def empty(self, held: OpenObject, fd: int) -> None:
-        """In a thread: it waits for the write(2) that is in the file, if there is one."""
+        """Empty a file in a thread: a truncation waits for a write(2) that is in the file."""
         try:
             await held.tier.calls.wait(partial(_cut, fd))
         except OSError as error:
@@ -181,7 +185,7 @@ class Bounds:
 
     @contextmanager
     def admitted(self, held: OpenObject, offset: int, length: int) -> Iterator[None]:
-        """Have room for a write of the daemon's, as long as it lasts.
+        """Make room for a write that the daemon carries out, as long as the write lasts.
 
         Raises QuotaError, NoSpaceError.
         """
@@ -229,7 +233,7 @@ class Bounds:
 
 
 def _too_much(held: OpenObject, taken: int) -> KvfsError | None:
-    """Why it cannot stay with so many bytes, whatever else goes."""
+    """Why a file cannot stay with so many bytes, even if all else goes; None if it can."""
     if held.most and (taken > -(-held.most // HUGE) * HUGE or _size(held) > held.most):
         return NoSpaceError(f"it was lent to be {held.most} bytes, and is {_size(held)} in {taken}")
     if taken > held.tier.configured:
@@ -257,7 +261,7 @@ def _no_room(tier: Tier, taken: int) -> NoSpaceError:
 
 
 def _cut(fd: int) -> None:
-    """Raises OSError."""
+    """Truncate a file and close its descriptor. Raises OSError."""
     try:
         os.ftruncate(fd, 0)
     finally:

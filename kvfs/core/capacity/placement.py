@@ -1,10 +1,10 @@
-"""Where a new file begins, and whether one that was written can stay.
+"""Placement: the tier where a new file begins, and whether a written file can stay.
 
-Contract: `choose` returns a `Reservation`, which the caller owns, or raises; between its last look
-at the accounts and the reservation nothing else happens. Before that it has the namespace's quotas
-kept, and waits where only uploads would help, up to its deadline.
-After each such await it begins its search anew. A tier that is down takes no new file.
-Not for how room is made in a tier: `Room`.
+Contract: `choose` returns a `Reservation`, which the caller owns, or raises. Between its last look
+at the accounts and the reservation no other task runs. Before that it keeps the namespace's quotas.
+If only uploads would help it waits for them, up to its deadline.
+After each such await it begins its search again. A tier that is down takes no new file.
+Not for making room in a tier: `Room`.
 """
 
 import logging
@@ -22,11 +22,11 @@ from kvfs.tiers import Reservation, Tier
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_SIZE = 64 << 20  # reserved for a file of which nothing is known; no measurement behind it
+UNKNOWN_SIZE = 64 << 20  # reserved for a file of unknown size; no measurement behind it
 
 
 class Placement:
-    """It is to be told how large files have become (`learn`)."""
+    """Chooses the tiers of new files. Its callers report the sizes of written files (`learn`)."""
 
     def __init__(self, room: Room, quota: Quota) -> None:
         self.ledger = room.ledger
@@ -38,22 +38,24 @@ class Placement:
         self._said: set[str] = set()
 
     def expect(self, parent: int, name: bytes, space: Namespace) -> int | None:
-        """Bytes that a file of this name will take; None if nothing is known of such."""
+        """Bytes that a file of this name will take; None if no such file is known."""
         return self.sizes.expect(*_kind(parent, name, space))
 
     def learn(self, parent: int, name: bytes, space: Namespace, size: int) -> None:
-        """So many bytes it takes."""
+        """Note that a file of this name takes so many bytes."""
         self.sizes.learn(*_kind(parent, name, space), size)
 
     async def choose(
         self, namespace: Namespace, expected: int | None, *, replaces: int = 0
     ) -> Reservation:
-        """Room for a new file in the tier where it begins.
+        """Reserve room for a new file in the tier where it begins.
 
-        expected: bytes that it will take, as `expect` has it. replaces: bytes of the object that it
-        is a new version of, if it is one. Raises QuotaError, NoSpaceError, TierError.
-        A file of unknown size begins on NVMe: one that outgrows the RAM tier would get ENOSPC from
-        the kernel, where kvfs cannot help it any more.
+        A file of unknown size begins on NVMe. In the RAM tier it could outgrow the tier and get
+        ENOSPC from the kernel, where kvfs cannot help it any more.
+
+        expected: bytes that the file will take, from `expect`.
+        replaces: bytes of the object that the file is a new version of; 0: it is a new object.
+        Raises QuotaError, NoSpaceError, TierError.
         """
         try:
             return await self._choose(namespace, expected, replaces)
@@ -67,7 +69,7 @@ class Placement:
     ) -> Reservation:
         ledger = self.ledger
         more = max(0, (expected or 0) - replaces)
-        if more > namespace.settings.quota_hard:  # what is expected of it is wrong, or no use
+        if more > namespace.settings.quota_hard:  # the expectation is wrong, or of no use
             more = 0
         deadline = trio.current_time() + ledger.tiers.bucket.wait
         await self._make_quota(namespace, more, 0 if replaces else 1, deadline)
@@ -92,10 +94,10 @@ class Placement:
         )
 
     def choose_at_once(self, namespace: Namespace, size: int) -> Reservation | None:
-        """Room in RAM for a file of so many bytes; None where that is not to be had now.
+        """Reserve room in RAM for a file of so many bytes; None if there is none now.
 
-        Half of RAM at most is set aside then: such files are made before they are needed, and what
-        is set aside for them is missing to who writes now.
+        At most half of RAM is set aside afterwards: such files are made before they are needed, and
+        present writers lack the room that is set aside for them.
         """
         ram = self.ram
         if ram.health.down or not namespace.takes(ram):
@@ -116,7 +118,7 @@ class Placement:
     async def _make_quota(
         self, namespace: Namespace, more: int, objects: int, deadline: float
     ) -> None:
-        """Have its quotas allow so much more, with what may go after an upload. QuotaError."""
+        """Make room for so much more in a namespace's quotas; waits for uploads. QuotaError."""
         while True:
             try:
                 while not self.quota.keep(
@@ -133,9 +135,9 @@ class Placement:
     async def _choose_now(
         self, space: Namespace, tiers: list[Tier], wanted: int, *, known: bool, last: bool
     ) -> Reservation | None:
-        """Room in one of these tiers; None if nothing may be dropped for it.
+        """Reserve room in one of these tiers; None if no object may go for it.
 
-        last: nothing will be different later, so that less than wanted has to do.
+        last: waiting will not help, so less than wanted has to do.
         """
         ledger = self.ledger
         ram = self.ram if self.ram in tiers else None
@@ -154,12 +156,12 @@ class Placement:
                 break
             await (
                 ledger.accounts.census_step.wait()
-            )  # the estimate leaves no room, what is counted may
+            )  # by the estimate there is no room; the counted objects may leave some
         if ram is not None and (found := self.room.begin(ram, wanted, space, lose=True)):
             return found
         if not last:
             return None
-        for tier in order:  # others may expect too much as well: begin, and see how it grows
+        for tier in order:  # other files may expect too much as well: begin, and look at the growth
             if (found := self.room.begin(tier, Tier.cost(0), space)) is not None:
                 return found
         if ram is not None and (found := self.room.begin(ram, Tier.cost(0), space, lose=True)):
@@ -173,7 +175,7 @@ class Placement:
         return None
 
     def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
-        """Why an object that was written cannot stay, whatever makes room for it."""
+        """Why a written object cannot stay, even if all else goes; None if it can."""
         cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
         tiers = [tier for tier in self.ledger.tiers.local if namespace.takes(tier)]
         if tiers and all(cost > tier.configured for tier in tiers):
@@ -184,7 +186,7 @@ class Placement:
         return None
 
     def _homeless(self, namespace: Namespace) -> NoSpaceError:
-        """Its caller gets no more than ENOSPC: the log says why, once for what it was told."""
+        """The error for a namespace without a tier. Logs each reason once: callers see ENOSPC."""
         why = namespace.homeless(self.ledger.tiers.local)
         name = self.ledger.namespaces.name(namespace.ino)
         what = f"namespace {name} takes no new file: {why}"
@@ -195,7 +197,10 @@ class Placement:
 
 
 def _kind(parent: int, name: bytes, space: Namespace) -> tuple[int, bytes]:
-    """Of a block of a prefix all of the namespace say it: each is in a directory of its own."""
+    """The directory and name that sizes are learned for.
+
+    For a prefix namespace that is the whole namespace: each of its blocks has its own directory.
+    """
     if not space.settings.prefix:
         return parent, name
     return space.ino, name.rsplit(b".", 2)[0] if name.endswith(b".tmp") else name

@@ -1,10 +1,10 @@
-"""Hard quotas: what a namespace has beyond them goes, or what would come is refused.
+"""Hard quotas: kvfs drops objects of a namespace beyond its quota, or refuses new ones.
 
-Contract: what counts is what sealed objects take, and what is being written takes by now, and what
-is left of files without a name (`Unlinked`); when one more comes also what it, and what is being
-written, is expected to. Room is made from the namespace's own objects only, a few groups at a time,
-so that whoever has much to drop gives way between two steps; after such an await all is weighed
-anew. Files without a name that nobody has open go first.
+Contract: these bytes count: of sealed objects, of files that are being written as far as they have
+come, and of files without a name (`Unlinked`). For a new file its expected bytes count as well, and
+those of the files that are being written. Room is made from the namespace's own objects only, a few
+groups at a time. Between two such steps a caller with many groups to drop lets other tasks run, and
+then all bytes are counted again. Files without a name that no process has open go first.
 Not for soft quotas, which are a namespace's urgency (`Namespace.urgency`); nor for the room of
 tiers (`Room`).
 """
@@ -28,7 +28,7 @@ FILLED_AT_ONCE = 64  # objects that enter an order in a step of the loop, about 
 
 
 class Quota:
-    """Of all namespaces."""
+    """The hard quotas of all namespaces."""
 
     def __init__(self, ledger: Ledger, victims: Victims) -> None:
         self.ledger = ledger
@@ -43,16 +43,18 @@ class Quota:
         expected: int = 0,
         most: int = AT_ONCE,
     ) -> bool:
-        """Drop of a namespace, `most` groups, until so much more of it is within its hard quotas.
+        """Drop groups of a namespace until its hard quotas allow so much more of it.
 
-        Whether it is. Raises QuotaError if nothing of it may go, or if that would be in vain.
-        expected: bytes that are yet to come beyond that. Nothing goes for them, but something must
-        be there that may.
+        wanted, objects: the bytes and objects that are to come now. most: the groups to drop in
+        this call. expected: the bytes that the file may come to have. No object goes for those, but
+        there must be one that may go.
+        Returns whether the quotas allow it by now. Raises QuotaError if no object of the namespace
+        may go, or if dropping would be in vain.
         """
         settings = namespace.settings
         if not namespace.has_hard_quota:
             return True
-        self.ledger.removals.purge_forgotten()  # or it would seem that something may go
+        self.ledger.removals.purge_forgotten()  # or orphans that go anyway would seem to be victims
         if 0 < settings.quota_hard < wanted:
             raise QuotaError(
                 f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "
@@ -97,9 +99,9 @@ class Quota:
         )
 
     def follow(self, namespace: Namespace) -> bool:
-        """Drop of it until what it has by now, with what it writes, is within its hard quota.
+        """Drop groups of a namespace until all its bytes, written ones too, are within its quota.
 
-        Whether it is. CatalogError.
+        Returns whether they are. Raises CatalogError.
         """
         quota = namespace.settings.quota_hard
         while 0 < quota < namespace.counted:
@@ -108,7 +110,7 @@ class Quota:
         return True
 
     def exceeded(self, namespace: Namespace) -> QuotaError:
-        """What to tell a writer of it when `follow` says no."""
+        """The error for a writer of a namespace when `follow` returns False."""
         return QuotaError(
             f"namespace {self._name(namespace)} has {namespace.bytes} bytes and writes "
             f"{namespace.staged}, {_mapped(namespace)}its quota is "
@@ -117,16 +119,16 @@ class Quota:
         )
 
     async def take_in(self, arrivals: Callable[[], list[tuple[Namespace, int, int]]]) -> None:
-        """Have quotas allow what comes: namespaces, each with bytes and objects more.
+        """Make room in quotas for arrivals: namespaces, each with further bytes and objects.
 
-        `arrivals` is asked anew after each turn of the loop, and there is none after the last time.
-        Raises QuotaError, and what `arrivals` does.
+        `arrivals` is called again after each turn of the loop. No turn follows its last call.
+        Raises QuotaError, and the errors of `arrivals`.
         """
         while not all(self.keep(space, size, objects=n) for space, size, n in arrivals()):
             await trio.lowlevel.checkpoint()
 
     async def _fill_whole(self, namespace: Namespace) -> None:
-        """A quota is new, but not what it is about: what is next to go comes in first."""
+        """Fill the order of a new hard quota with the namespace's objects, next victims first."""
         ledger = self.ledger
         orders = (namespace.on_nvme, namespace.ram_clean, namespace.ram_spare, namespace.ram_only)
         for at, ino in enumerate(list(chain.from_iterable(orders))):
@@ -138,7 +140,7 @@ class Quota:
         namespace.whole_filled = True
 
     async def bring_within(self, namespace: Namespace) -> None:
-        """Drop what is beyond the hard quotas of a namespace, as far as it may go."""
+        """Drop objects of a namespace beyond its hard quotas, as far as they may go."""
         if not namespace.whole_filled:
             await self._fill_whole(namespace)
         with suppress(QuotaError):  # the next create says so
@@ -146,7 +148,7 @@ class Quota:
                 await trio.lowlevel.checkpoint()
 
     def trim(self, namespace: Namespace) -> None:
-        """One more object of it was written: bring it within its hard quotas, if that can be."""
+        """Bring a namespace within its hard quotas after a write, as far as one step can."""
         try:
             self.keep(namespace, 0)
         except QuotaError as error:  # the next create says so
@@ -155,7 +157,7 @@ class Quota:
             log.error("namespace %d keeps what is beyond its quota: %s", namespace.ino, error)
 
     def _may_give(self, namespace: Namespace) -> bool:
-        """Whether `_give_one` would do something."""
+        """Whether `_give_one` would drop an object."""
         nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
         may = self.victims.may_go
         if self.ledger.orphans.any_of(namespace) is not None:
@@ -169,7 +171,7 @@ class Quota:
         )
 
     def _give_one(self, namespace: Namespace) -> bool:
-        """Drop a whole object of a namespace; from the lowest tier if nothing better is known."""
+        """Drop a whole object of a namespace; of the lowest tier if there is no better order."""
         nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
         orphan = self.ledger.orphans.any_of(namespace)
         if orphan is not None and self.ledger.removals.purge(orphan):

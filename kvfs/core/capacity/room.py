@@ -1,14 +1,14 @@
-"""Room in the tiers: set aside, and made where it is needed.
+"""Room in the tiers: kvfs reserves it, and evicts objects where it is needed.
 
-Contract: `reserve` and `begin` return a `Reservation`, which the caller owns. All of it is
-synchronous: between its look at the accounts and the reservation nothing else happens.
+Contract: `reserve` and `begin` return a `Reservation`, which the caller owns. All methods are
+synchronous: between the look at the accounts and the reservation no other task runs.
 
 Invariants:
-- What RAM alone holds is lost only where no tier below takes it, or where memory itself runs out.
-- While NVMe is down its copies are no reason to give up those in RAM.
-- What was unlinked, and is kept for the kernel only, goes before anything that has a name.
-Not for which object goes first (`Victims`), where a new file begins (`Placement`), what a namespace
-may have (`Quota`), the accounts, nor for making copies so that there will be room (`Dispatcher`).
+- An object that RAM alone holds is lost only if no tier below takes it, or if memory runs out.
+- While NVMe is down, a copy on NVMe is no reason to evict the copy in RAM.
+- An orphan that only the kernel knows goes before any object with a name.
+Not for the order of victims (`Victims`), the tier of a new file (`Placement`), the bytes that a
+namespace may have (`Quota`), or the accounts. Not for copies that make room later (`Dispatcher`).
 """
 
 import time
@@ -29,29 +29,28 @@ from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import NvmeTier, RamTier, Reservation, Tier
 
-MEASURED_FOR = 0.1  # s that a look at what the NVMe device has left is good for
+MEASURED_FOR = 0.1  # s for which a measure of the NVMe device's free bytes is good
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
 class Room:
-    """Of the local tiers."""
+    """The room of the local tiers."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.ram = ledger.tiers.ram
         self.nvme = ledger.tiers.nvme
         self.victims = Victims(ledger)
-        self._nvme_is_full = (
-            False  # a file had to begin in RAM, where others were to be lost for it
-        )
+        self._nvme_is_full = False  # a file had to begin in RAM, at the cost of objects there
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> Reservation | None:
-        """Set room aside, dropping what was used longest ago. Nothing of RAM alone is lost.
+        """Set room aside and evict the victims for it. No object that RAM alone holds is lost.
 
-        Returns None if there is no room, which changes nothing but what was dropped for it.
-        `twins` says what may happen to objects on NVMe that RAM holds as well. A create throws
-        their copy on NVMe away. A demotion spares them, or it would have to make that copy again
-        for ever; one that empties RAM loses them, since what it brings is younger.
+        Returns None if there is no room; objects may have been evicted for it all the same.
+        `twins` tells how to treat objects on NVMe that RAM holds as well. A create removes their
+        copy on NVMe ("uncopy"). A demotion spares them ("spare"), or it would have to make that
+        copy again for ever. A demotion that empties RAM loses them ("lose"), since its own objects
+        are younger.
         """
         spare = self.headroom if tier is self.ram else 0
         self._look_at(tier)
@@ -68,12 +67,13 @@ class Room:
     def begin(
         self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
     ) -> Reservation | None:
-        """Set aside what is free of what a namespace's new file may take; None: not in this tier.
+        """Reserve the free part of the room for a namespace's new file; None: not in this tier.
 
-        Nothing is lost before its bytes come: all that is asked for is that something may be then
-        (`make_room`). Only what an empty file takes is made free at once, and what keeps its names
-        goes: copies in RAM of what NVMe has, and what is in a bucket. lose: no tier below takes
-        what RAM holds, so that it may be lost for it.
+        No object is lost before the file's bytes come. It is enough that some object may go then
+        (`make_room`). At once, kvfs frees only the room of an empty file. It also evicts copies
+        whose objects keep their names: copies in RAM of objects on NVMe, and objects in a bucket.
+
+        With `lose` no tier below takes the objects of RAM, so they may be lost for the file.
         """
         spare = self.headroom if tier is self.ram else 0
         self._look_at(tier)
@@ -87,9 +87,10 @@ class Room:
         return Reservation(tier, found)
 
     def _may_begin(self, tier: Tier, wanted: int, spare: int, *, lose: bool) -> bool:
-        """Whether what it lacks of that will be there when it is needed.
+        """Whether the room that a new file lacks will be there when the file needs it.
 
-        The least is there as long as others have no bytes in its place, whatever is set aside.
+        The room of an empty file is there as long as no other file has bytes in its place. Room
+        that is only set aside for other files does not count.
         """
         crowded, least = self._is_crowded(tier), wanted == Tier.cost(0)
 
@@ -116,7 +117,7 @@ class Room:
         return True
 
     def _spill_one(self, tier: Tier) -> bool:
-        """Give up something that keeps its names."""
+        """Evict copies of one group whose objects keep their names; return whether any went."""
         copies = self.nvme.works
         if tier is self.ram and copies and self.victims.evict(ram_clean, tier, "uncopy"):
             return True
@@ -134,7 +135,7 @@ class Room:
     def _what_gives(
         self, tier: Tier, *, lose: bool
     ) -> list[tuple[Which, Twins, list[Namespace] | None]]:
-        """What `_reclaim` takes of a tier, and `_drop_from_ram` if that is to be lost, too."""
+        """The orders from which `_reclaim` takes, and with `lose` those of `_drop_from_ram`."""
         if tier is not self.ram:
             return [(on_nvme, "uncopy", None)]
         if not self.nvme.mounted:
@@ -147,7 +148,7 @@ class Room:
         return [(ram_spare, "lose", None), (ram_only, "lose", self._stuck()), *lost]
 
     def _is_crowded(self, tier: Tier) -> bool:
-        """Whether others, who write more than whoever asks for room, will be cut off for it."""
+        """Whether kvfs will cut off files of namespaces with more beyond their shares."""
         least = self.victims.least_urgency
         return any(
             held.tier is tier
@@ -166,7 +167,7 @@ class Room:
         )
 
     def _idle(self, tier: Tier) -> int:
-        """Bytes set aside for files that are not about to come: nothing is dropped for them."""
+        """Bytes set aside for files, but not needed soon: no object goes for them."""
         return sum(
             max(0, held.reserved - max(Tier.cost(0), held.staged + held.ahead))
             for held in self.ledger.table.staging.values()
@@ -180,7 +181,7 @@ class Room:
                 self._measure(tier)
 
     def reserve_gently(self, tier: Tier, wanted: int, ino: int) -> Reservation | None:
-        """As `reserve`, for an object that nobody waits for: see `Victims.gently`."""
+        """Reserve room for an object that no program waits for: see `Victims.gently`."""
         with self.victims.gently():
             found = self.reserve(tier, wanted)
         if found is not None:
@@ -188,14 +189,14 @@ class Room:
         return found
 
     def _measure(self, nvme: NvmeTier) -> None:
-        """Others take room on the device, too; while it is short, each reservation looks anew."""
+        """Measure the device, which other programs fill, too. A short one is measured each time."""
         try:
             nvme.measure(self.written(nvme))
         except OSError as error:
             nvme.failed("statfs", 0, error)
 
     def written(self, tier: Tier) -> int:
-        """Bytes of what is reserved that its files have: staged, or unlinked and not forgotten."""
+        """Reserved bytes that files have already: staged files, and unlinked ones not yet gone."""
         ledger = self.ledger
         return ledger.orphans.bytes_in(tier) + sum(
             held.taken if held.doom is not None else min(held.reserved, held.taken)
@@ -209,15 +210,17 @@ class Room:
         return self.ram.capacity // HEADROOM
 
     def make_room(self, tier: Tier) -> OpenObject | None:
-        """Writers have outgrown their reservations, or the device has shrunk: drop until it fits.
+        """Evict until a tier fits: writers outgrew their reservations, or the device shrank.
 
-        Who has most beyond its share gives, and when nothing of it may go, what it writes: that is
-        returned, to be cut off, if the tier really has too much in it. So nobody gives who has less
-        than those who grow. In RAM what no other tier holds is lost only when memory itself runs
-        out, or NVMe takes nothing: a writer that gets ENOSPC from the kernel is worse off. But not
-        for a file that is on its way to be larger than RAM.
+        The namespace with most beyond its share gives. If none of its objects may go, one of its
+        open files is returned, to be cut off, if the tier really has too many bytes. So a namespace
+        never gives for one that grows and has more beyond its share.
+
+        In RAM, objects that no other tier holds are lost only if memory runs out, or NVMe takes
+        nothing: a writer that gets ENOSPC from the kernel is worse off. A file on its way to be
+        larger than RAM is returned instead.
         """
-        if tier.health.down:  # its accounts are no guide, and nothing would be won
+        if tier.health.down:  # its accounts are no guide, and an eviction would win nothing
             return None
         if tier is self.ram and self.nvme.works and not self._nvme_is_full:
             return self._make_room_above(self.ram)
@@ -229,7 +232,7 @@ class Room:
         return None
 
     def _make_room_above(self, ram: RamTier) -> OpenObject | None:
-        """In RAM, with NVMe below, which takes what only RAM holds."""
+        """Make room in RAM while NVMe below takes the objects that only RAM holds."""
         least, growing = self.headroom // 2, self._growing(ram)
         idle = self._idle(ram)
         with self.victims.on_behalf(growing) if growing else nullcontext():
@@ -248,19 +251,19 @@ class Room:
         return None
 
     def _left(self, ram: RamTier) -> int:
-        """Bytes that the kernel has left for it, and what goes of files that are cut off."""
+        """Bytes that the kernel has left for RAM, with those that cut off files will free."""
         staging = self.ledger.table.staging.values()
         return ram.left() + sum(held.leaving for held in staging if held.tier is ram)
 
     def _has_too_much(self, tier: Tier) -> bool:
-        """Whether there are more bytes in it than it may have: what is set aside is no matter."""
+        """Whether a tier has more bytes than it may. Bytes only set aside do not count."""
         staged = sum(
             held.staged for held in self.ledger.table.staging.values() if held.tier is tier
         )
         return tier.used + self.ledger.orphans.bytes_in(tier) + staged > tier.capacity
 
     def _growing(self, tier: Tier) -> Namespace | None:
-        """Of those whose files grow in a tier the one that has least beyond its share."""
+        """The namespace with least beyond its share, of those whose files grow in a tier."""
         growing = [
             held.space
             for held in self.ledger.table.staging.values()
@@ -269,11 +272,11 @@ class Room:
         return min(growing, key=self.victims.urgency, default=None)
 
     def _give(self, tier: Tier) -> Literal[True] | OpenObject | None:
-        """Drop something of who has most beyond its share; or what of it is to be cut off.
+        """Evict from the namespace with most beyond its share; or return its file to cut off.
 
-        None if nothing may go. Who merely has files open, and most of what it has is sealed and
-        kept, is passed by. But nobody else gives for one who has mapped most of what it has, and
-        has no more to give, while nobody else grows.
+        Returns None if nothing may go. A namespace is passed over if its files are open but do not
+        grow, and most of its bytes are sealed. If processes have mapped most of a namespace's
+        bytes, and it has no more to give, no other namespace gives for it unless another grows.
         """
         if self._purge_one(tier):
             return True
@@ -295,7 +298,7 @@ class Room:
             written = writers.get(space, [])
             if written and (space.staged > space.bytes or any(held.grows for held in written)):
                 open_yet = [held for held in written if not held.just_closed]
-                if not open_yet:  # nobody else gives for what may go when it is released
+                if not open_yet:  # these files may go after their release: no other namespace gives
                     return None
                 return max(open_yet, key=lambda held: (held.grows, held.staged))
             if space.unlinked > space.bytes and not growing - {space}:
@@ -303,7 +306,7 @@ class Room:
         return None
 
     def _give_of(self, space: Namespace, tier: Tier) -> bool:
-        """Drop something that a namespace has in the lowest tier, or that is to be lost of RAM."""
+        """Evict one group of a namespace: from the lowest tier, or from RAM to be lost."""
         if tier is not self.ram:
             return self.victims.evict_of(space, on_nvme, tier, "uncopy")
         if self.nvme.health.down:
@@ -313,14 +316,14 @@ class Room:
         )
 
     def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:
-        """Make some room at once; False if that would lose something that fits elsewhere."""
+        """Make some room at once; False if that would lose an object that fits elsewhere."""
         if self._purge_one(tier):
             return True
         if tier is not self.ram:
             return self.victims.evict(on_nvme, tier, twins)
         if not self.nvme.mounted:
             return self._drop_from_ram()
-        if self.nvme.health.down:  # its copies are no reason to give up the only good one
+        if self.nvme.health.down:  # its copies are no reason to evict the only good one
             return False
         return (
             self.victims.evict(ram_clean, tier, "uncopy")
@@ -329,13 +332,13 @@ class Room:
         )
 
     def _stuck(self) -> list[Namespace]:
-        """Those of which NVMe takes nothing."""
+        """The namespaces whose objects NVMe does not take."""
         spaces = self.ledger.namespaces
         homeless = (one for one in spaces if not one.takes(self.nvme))
         return [*spaces.dropped.values(), *homeless]
 
     def _purge_one(self, tier: Tier) -> bool:
-        """Give up what is unlinked, though the kernel has not forgotten it."""
+        """Remove an orphan, though the kernel has not forgotten it."""
         ledger = self.ledger
         for ino, room in ledger.orphans.rooms.items():
             if room is not None and room.tier is tier and ledger.removals.purge(ino):
@@ -343,9 +346,9 @@ class Room:
         return False
 
     def _drop_from_ram(self, among: list[Namespace] | None = None) -> bool:
-        """Lose the oldest that RAM alone can produce: all of it while NVMe is down.
+        """Lose the oldest object that only RAM can serve: while NVMe is down, any object of RAM.
 
-        What NVMe has as well keeps its name then, and is back when NVMe is.
+        An object that NVMe has as well keeps its name, and is back once NVMe is up again.
         """
         if not self.nvme.health.down:
             return self.victims.evict(ram_only, self.ram, "lose", among)

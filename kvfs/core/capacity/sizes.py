@@ -1,8 +1,8 @@
-"""How large will this new file be? Learned from what the same directory saw before.
+"""Expected sizes of new files, learned from earlier files of the same directory.
 
-Contract: `expect` answers bytes, or None where nothing is known: a create is placed before its
-size can be known, and under passthrough kvfs cannot divert it afterwards. Memory is bounded. Not
-exact, and need not be: reservations follow the real size while the file grows.
+Contract: `expect` answers bytes, or None if no such file is known. A create is placed before its
+size can be known, and under passthrough kvfs cannot divert it afterwards. Memory is bounded. The
+sizes are not exact, and need not be: reservations follow the real size while the file grows.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ FORGET = 8  # a single large file counts for so many small ones that follow
 
 
 class ExpectedSizes:
-    """Keyed by directory and suffix; by suffix alone for a directory not seen before."""
+    """Sizes by directory and suffix, or by suffix alone for a directory not seen before."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[int, bytes], int] = OrderedDict()

@@ -1,22 +1,24 @@
-"""Which objects go first when room is needed, and their going.
+"""Victims: kvfs chooses the objects that go first when room is needed, and evicts them.
 
-Contract: a search of an order ends with a group all of which may go, or with none; what it passed
-by keeps its place. What is taken goes by `Ledger`, record first, with its names told to the
-kernel; what the catalog refuses to let go is put back.
+Contract: a search of an order ends with a group that may go as a whole, or with none. Groups that
+the search passes keep their places. The `Ledger` removes the victims, record first, and tells the
+kernel their names. A victim that the catalog refuses to remove is put back.
 
-Invariants, none of which an await can break, since all of it is synchronous:
-- What is open, being written, or behind an inode's lock is no victim, nor is the rest of its group.
-  What comes before it in its prompt is none either, but for very long prompts.
-- What the bucket lacks, and is to have, is no victim, but when nothing else is left and the bucket
-  is down (`losing_dirty`). What the bucket has leaves its tiers only, and keeps its names.
-- In a namespace of prefixes nothing is dropped that others follow: it is held back until they are
+Invariants, none of which an await can break, since all methods are synchronous:
+- An object that is open, being written, or behind an inode's lock is no victim. The rest of its
+  group is none either, nor are the blocks before it in its prompt, except for very long prompts.
+- An object that the bucket lacks, and is to have, is no victim. The exception (`losing_dirty`) is
+  a bucket that is down while no other victim is left.
+- An object that the bucket has leaves only the local tiers, and keeps its names.
+- In a prefix namespace no block is dropped that other blocks follow. It is held back until they are
   gone, or it has another copy.
-- For what nobody waits for (`gently`) only that goes which is in the bucket or another tier, and
-  was not used lately, nor fetched ahead.
-- Who gives is the namespace that has most beyond its share (`Namespace.urgency`), and what it
-  gives is said by its policy. What is kept, pinned or never evicted is never given.
-- On behalf of a namespace only those give that have as much beyond their shares, itself among them.
-Not for how much is to go, nor from where: `Room`, `Quota`.
+- For room that no program waits for (`gently`), an object goes only if the bucket or another tier
+  has it, and it was neither used lately nor fetched ahead.
+- The namespace with most beyond its share (`Namespace.urgency`) gives; its policy says which
+  objects. Objects that are kept, pinned or never evicted do not go.
+- On behalf of a namespace, only namespaces give that have at least as much beyond their shares. The
+  namespace itself is one of them.
+Not for the bytes and the tier to free: `Room`, `Quota`.
 """
 
 import math
@@ -41,10 +43,11 @@ Twins = Literal["uncopy", "spare", "lose"]
 Which = Callable[[Namespace], Order]
 
 PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
-# Seconds that room is not taken for what nobody waits for: noted times of use may be a minute old
-# (`Attributes`), and what was used within the last minute is likely to be used again.
+# Seconds after a use in which an object does not go for room that no program waits for. A noted
+# time of use may be a minute old (`Attributes`). An object used within the last minute is likely to
+# be used again.
 LATELY = 120
-BROUGHT_MAX = 65536  # objects fetched ahead of which that is known
+BROUGHT_MAX = 65536  # objects that are known to be fetched ahead
 
 whole: Which = attrgetter("whole")
 ram_only: Which = attrgetter("ram_only")
@@ -54,7 +57,7 @@ on_nvme: Which = attrgetter("on_nvme")
 
 
 class Victims:
-    """Of all namespaces. `twins`, everywhere, is as `Room.reserve` says."""
+    """The victims of all namespaces. `Room.reserve` explains `twins`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -66,7 +69,7 @@ class Victims:
 
     @contextmanager
     def losing_dirty(self) -> Iterator[None]:
-        """Nothing else is left, and the bucket is down: what it lacks may go, too. No await."""
+        """Let dirty objects go, too: the bucket is down and no other victim is left. No await."""
         self._lose_dirty = True
         try:
             yield
@@ -75,7 +78,7 @@ class Victims:
 
     @contextmanager
     def gently(self) -> Iterator[None]:
-        """Nobody waits for the room; of each namespace only what goes first is asked. No await."""
+        """Look only at the first groups of each namespace: no program waits for it. No await."""
         self._gentle = True
         try:
             yield
@@ -84,7 +87,7 @@ class Victims:
 
     @contextmanager
     def keeping_names(self) -> Iterator[None]:
-        """Only that goes which can be had again, from another tier or a bucket. No await."""
+        """Let only objects go that another tier or the bucket has as well. No await."""
         self._keep_names = True
         try:
             yield
@@ -93,7 +96,7 @@ class Victims:
 
     @contextmanager
     def on_behalf(self, space: Namespace) -> Iterator[None]:
-        """Its file needs the room: nothing goes of who has less beyond its share. No await."""
+        """Take room for a namespace: those with less beyond their shares are spared. No await."""
         before, self._behalf = self._behalf, space
         try:
             yield
@@ -101,7 +104,7 @@ class Victims:
             self._behalf = before
 
     def brought(self, ino: int) -> None:
-        """It is fetched ahead: its time of use says nothing of how it is wanted."""
+        """Note that an object is fetched ahead: its time of use says nothing about its worth."""
         self._brought.pop(ino, None)
         self._brought[ino] = trio.current_time()
         if len(self._brought) > BROUGHT_MAX:
@@ -109,7 +112,7 @@ class Victims:
 
     def by_urgency(self, among: Iterable[Namespace] | None = None) -> list[Namespace]:
         """All namespaces, or these, in the order in which they give."""
-        if among is None:  # what was dropped goes anyway
+        if among is None:  # dropped namespaces go anyway
             dropped = self.ledger.namespaces.dropped
             among = chain(dropped.values(), self.ledger.namespaces)
         if self._behalf is not None:
@@ -118,12 +121,12 @@ class Victims:
         return sorted(among, key=self.urgency, reverse=True)
 
     def urgency(self, space: Namespace) -> tuple[bool, bool, float]:
-        """By which namespaces give, the greatest first."""
+        """The rank of a namespace: the one with the greatest gives first."""
         return space.ino in self.ledger.namespaces.dropped, *space.urgency
 
     @property
     def least_urgency(self) -> tuple[bool, bool, float]:
-        """Of those who give at the moment."""
+        """The least rank with which a namespace gives at the moment."""
         return (False, False, 0.0) if self._behalf is None else self.urgency(self._behalf)
 
     def any_of(
@@ -133,17 +136,17 @@ class Victims:
         twins: Twins,
         among: Iterable[Namespace] | None = None,
     ) -> bool:
-        """Whether anything would go: it stays."""
+        """Whether there is a victim; it stays."""
         return any(self.may_go(which(space), tier, twins) for space in self.by_urgency(among))
 
     def may_go(self, order: Order, tier: Tier | None, twins: Twins) -> bool:
-        """Whether an order would give up anything: it stays the next."""
+        """Whether an order has a victim, which stays the next one."""
         return len(order) > 0 and self.next_of(order, tier, twins, leaves=True) is not None
 
     def next_of(
         self, order: Order, tier: Tier | None, twins: Twins = "lose", *, leaves: bool = False
     ) -> Inode | None:
-        """The first of what an order would give up next; it stays the next."""
+        """The first object of an order's next victim, which stays the next one."""
         found = self._victim(order, tier, twins, leaves=leaves)
         if found is None:
             return None
@@ -153,7 +156,7 @@ class Victims:
     def evict(
         self, which: Which, tier: Tier, twins: Twins, among: Iterable[Namespace] | None = None
     ) -> bool:
-        """Drop what goes first, or only its copies; False if nothing may go. CatalogError."""
+        """Evict the first victim, or only its copies; False if there is none. CatalogError."""
         return any(
             self.evict_of(space, which, tier, twins)
             for space in self.by_urgency(among)
@@ -161,7 +164,7 @@ class Victims:
         )
 
     def evict_of(self, namespace: Namespace, which: Which, tier: Tier | None, twins: Twins) -> bool:
-        """The same of one namespace; tier None: whole objects, wherever they are."""
+        """Evict a victim of one namespace. tier: None for whole objects, in any tier."""
         order = which(namespace)
         found = self._victim(order, tier, twins)
         if found is None:
@@ -174,21 +177,20 @@ class Victims:
                     self.ledger.removals.evict(inode)
             except CatalogError:
                 for left in found[1][at:]:
-                    order.touch(left)  # it stays; who is tried next is another one
+                    order.touch(left)  # it stays; the next try takes another victim
                 raise
         return True
 
     def _victim(
         self, order: Order, tier: Tier | None, twins: Twins, *, leaves: bool = True
     ) -> tuple[Victim, list[Inode]] | None:
-        """Take the group that goes first, if all of it is really there and not in use.
+        """Take the first group whose objects are all there and not in use; None if there is none.
 
-        leaves: it is to be dropped, and nothing may follow it then.
-
-        What comes before a block that is in use is of use as well: it goes after that.
+        A block before a block in use, in its prompt, counts as in use, too: it goes later.
+        With `leaves` the group is to be dropped, so no other block may follow it.
         """
         passed: list[tuple[Victim, list[Inode]]] = []
-        before: set[int] = set()  # keys of blocks without which one that is in use is of no use
+        before: set[int] = set()  # keys of blocks that a block in use needs
         found = None
         while (victim := order.take()) is not None:
             inodes = [inode for ino in victim.inos if (inode := self._resident(ino, order, tier))]
@@ -216,7 +218,7 @@ class Victims:
         return found
 
     def _may_go(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
-        """Whether nothing goes that has to stay: what another tier holds, what the bucket lacks."""
+        """Whether a group may go, as to its copies in other tiers and in the bucket."""
         ledger = self.ledger
         twin = any(len(ledger.tiers.holders(inode)) > 1 for inode in inodes)
         if twin and twins == "spare":
@@ -228,20 +230,20 @@ class Victims:
         return not any(inode.ino in ledger.dirty and not inode.in_bucket for inode in inodes)
 
     def _goes(self, inode: Inode, tier: Tier | None, twins: Twins) -> bool:
-        """Whether it would be dropped with its names."""
+        """Whether an eviction would drop an object with its names."""
         if inode.in_bucket:
             return False
         return not (tier and twins == "uncopy" and len(self.ledger.tiers.holders(inode)) > 1)
 
     def _is_followed(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
-        """Whether a block would go that others follow, which are sealed."""
+        """Whether an eviction would drop a block that other, sealed blocks follow."""
         blocks = self.ledger.namespaces.of(inodes[0]).blocks
         if blocks is None or not any(self._goes(inode, tier, twins) for inode in inodes):
             return False
         return blocks.children(key_of(inodes[0])) > 0
 
     def _has_entries(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
-        """Whether there is anything else in the directory of a block that would go."""
+        """Whether an eviction would drop a block whose directory has entries."""
         inode, ledger = inodes[0], self.ledger
         if ledger.namespaces.of(inode).blocks is None:
             return False
@@ -251,7 +253,7 @@ class Victims:
 
     @staticmethod
     def _put_back(order: Order, passed: list[tuple[Victim, list[Inode]]]) -> None:
-        """To where they were; many to the young end, or each search would pass them by again."""
+        """Put passed groups back in place; many go to the young end, to keep searches short."""
         for victim, inodes in reversed(passed):
             if len(passed) <= PASSED_MAX:
                 order.put_back(Victim(victim.key, tuple(inode.ino for inode in inodes)))
@@ -260,7 +262,7 @@ class Victims:
                 order.touch(inode)
 
     def _resident(self, ino: int, order: Order, tier: Tier | None) -> Inode | None:
-        """An object if it is still in this order, of copies in one tier or of what is in any."""
+        """An object if it is still in this order, else None. tier: None for orders of all tiers."""
         ledger = self.ledger
         inode = ledger.table.inode(ino)
         if inode is None or not inode.sealed or ino in ledger.table.staging:
@@ -276,7 +278,7 @@ class Victims:
         return inode.ino in self.ledger.table.open or inode.ino in self.ledger.table.busy
 
     def _cool(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
-        """Whether they may go for what nobody waits for."""
+        """Whether a group may go for room that no program waits for."""
         since, moment = time.time_ns() - LATELY * 10**9, trio.current_time() - LATELY
         return all(
             max(inode.atime_ns, inode.ctime_ns) < since

@@ -1,8 +1,8 @@
-"""Looking at what the kernel does not tell: disks that others fill or that fail.
+"""Watch: looks at facts that the kernel does not report, such as full or failing disks.
 
-Contract: `tasks` run as long as the mount lives; what they find becomes reservations, capacities,
-the health of tiers and, where it must, victims. What is hot cools here as well. Not for the
-accounts themselves, nor for files that grow (`Bounds`).
+Contract: `tasks` run as long as the mount lives. Their findings change reservations, capacities and
+the health of tiers, and lead to evictions where necessary. One task lets hot objects cool. Not for
+the accounts themselves, nor for files that grow (`Bounds`).
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from kvfs.fairness.hot_objects import HALF_LIFE
 from kvfs.tiers import Job, NvmeTier, calls
 
 PURGED_AT_ONCE = 16  # some 60 us each
-SPACE_PERIOD = 1.0  # s between two looks at what the NVMe file system has left
-MOMENT = 0.002  # s in which the kernel lets go of what was closed, and forgets some more
+SPACE_PERIOD = 1.0  # s between two looks at the free bytes of the NVMe file system
+MOMENT = 0.002  # s in which the kernel releases closed files, and forgets further inodes
 MAPPED_AT_ONCE = 64  # some 3 us each
 
 
 class Watch:
-    """No task ends by itself."""
+    """The tasks that look. No task ends by itself."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Watch:
         quota: Quota,
         spent: Callable[[], tuple[int, int]],
     ) -> None:
-        """`spent`: the day, and what was written to NVMe on it."""
+        """spent: returns the day, and the bytes written to NVMe on it."""
         self.ledger = ledger
         self.room = room
         self.quota = quota
@@ -44,12 +44,15 @@ class Watch:
         )
 
     async def space(self) -> None:
-        """Others may fill the file system that the NVMe tier is on: take less, then."""
+        """Measure the NVMe file system, which other programs may fill, and shrink the tier then.
+
+        Each second it also removes orphans, looks at mapped files and runs the retries.
+        """
         ledger, nvme = self.ledger, self.ledger.tiers.nvme
         unlinked: set[int] = set()
         while True:
             for at, ino in enumerate(unlinked & ledger.orphans.rooms.keys(), 1):
-                ledger.removals.purge(ino)  # the kernel never said that it forgot it
+                ledger.removals.purge(ino)  # the kernel has not reported that it forgot the inode
                 if not at % PURGED_AT_ONCE:
                     await trio.lowlevel.checkpoint()
             unlinked = set(filter(self._may_be_unknown, ledger.orphans.rooms))
@@ -67,15 +70,16 @@ class Watch:
             await trio.sleep(SPACE_PERIOD)
 
     def _may_be_unknown(self, ino: int) -> bool:
-        """Whether the kernel may never have looked it up, so that it need not say so.
+        """Whether the kernel may never have looked an orphan up, and so may never report a FORGET.
 
-        It has any directory that rmdir removed: that waits, as somebody may have it open.
+        The kernel has each directory that rmdir removed. Such a directory waits for the report,
+        since a process may have it open.
         """
         inode = self.ledger.table.inode(ino)
         return inode is not None and (inode.is_file or inode.key != 0)
 
     async def mapped(self) -> None:
-        """What somebody has mapped of files that are gone counts a moment after they went."""
+        """Count files that processes still have mapped, a moment after their unlink."""
         trash = self.ledger.trash
         while True:
             await trash.appeared.wait()
@@ -85,7 +89,7 @@ class Watch:
             self.ledger.work.wake()
 
     async def forgotten(self) -> None:
-        """What the kernel has forgotten, and has no name, goes."""
+        """Remove orphans that the kernel has forgotten."""
         removals = self.ledger.removals
         while True:
             await removals.appeared.wait()
@@ -93,13 +97,13 @@ class Watch:
             removals.purge_forgotten()
 
     async def used(self) -> None:
-        """Times of access are committed as soon as the open that they are of is answered."""
+        """Commit times of access as soon as their open is answered."""
         while True:
             await self.ledger.uses.appeared.wait()
             self.ledger.uses.settle()
 
     async def cool(self) -> None:
-        """What was hot long ago is not what is hot now."""
+        """Let hot objects cool, once each half-life."""
         while True:
             await trio.sleep(HALF_LIFE)
             self.ledger.namespaces.hot.decay()
@@ -115,7 +119,7 @@ class Watch:
             await changed.wait()
 
     async def health(self) -> None:
-        """Ask the disk how it is, and say so to those who wait for it to be well again."""
+        """Probe the disk, and wake the waiting tasks when its health changes."""
         nvme = self.ledger.tiers.nvme
         while nvme.mounted:
             was = nvme.health.state
@@ -135,6 +139,6 @@ class Watch:
             nvme.failed("statfs", 0, error)
             return
         except TierError:
-            return  # said by the tier
+            return  # the tier has logged it
         if self.ledger.accounts.census_done.is_set():
             self.room.make_room(nvme)
