@@ -1,7 +1,7 @@
-"""The S3 tier, in four rooms.
+"""The S3 tier, in four packages.
 
-`listing` finds remote entries, `upload` and `download` move objects, `node` speaks for this
-mount.
+`listing` finds remote entries, `upload` and `download` move objects, `node` speaks for this mount.
 
-Contract: a bucket that is away, slow or lying costs misses, never the mount.
+Contract: if the bucket is unreachable, slow or corrupt, programs get misses; the mount keeps
+working.
 """

@@ -1,16 +1,17 @@
-"""This node and its bucket: does that answer, what do other nodes learn, what has this one there?
+"""This node and its bucket: asks for the bucket's health, and publishes this node's record.
 
-Contract: both `watch` run as long as the mount. What `Availability` finds is the bucket's health,
-and who waits for that is woken. A bucket that answers, but takes nothing, as one that is full, does
-not become well by that. One that could not be asked at the mount is asked what it honours first.
-`NodeRecord` writes this node's record at the start, when a namespace comes, goes or changes its
-version, and once a day, which says that the node lives. What was there before stays in it as long
-as an object may yet be at such a key: until all that was dropped or moved is walked, and copied in
-the bucket. A store that fails is asked again later.
-`describe` tells `kvfs gc`. An object is in the bucket at a key of its namespace, but for what has
-another name now and is yet to be copied there: `strays` are the keys of those, and all that do not
-tell whose they are.
-Not for what others make of a record: `kvfs.s3.garbage`; nor for what an answer means for objects.
+Contract: both `watch` run as long as the mount. `Availability` sets the bucket's health, and wakes
+the tasks that wait for it. If a bucket answers but takes no uploads, for example because it is
+full, the answer does not make it healthy. A bucket that did not answer at the mount is first asked
+which conditions it honours. `NodeRecord` writes this node's record at the start, and when a
+namespace comes, goes or changes its version. It also writes the record once a day, which says that
+the node lives. An old entry stays in the record as long as an object may yet be at such a key. That
+is so until everything that was dropped or moved is walked, and copied in the bucket. After a
+failure of the store, the record is written later. `describe` answers `kvfs gc`. An object is in the
+bucket at a key of its namespace. The exception is an object with a new name that is yet to be
+copied there. `strays` are the keys of those objects, and all keys that do not tell their namespace.
+Not for the use of records by other nodes (`kvfs.s3.garbage`). Not for the meaning of an answer for
+objects.
 """
 
 import logging
@@ -32,11 +33,11 @@ from kvfs.s3.keys import Keys, Space
 from kvfs.tiers import Bucket
 
 WELL, ILL = 10.0, 1.0  # s between two questions
-GLANCE = 0.5  # s between two looks whether somebody met a failure
+GLANCE = 0.5  # s between two checks whether a request has failed
 
 
 class Availability:
-    """`identity` of the kvfs that claims the prefix."""
+    """The health of the bucket. `identity` is that of the kvfs that claims the prefix."""
 
     def __init__(self, remote: Remote, uploader: Uploader, identity: str) -> None:
         self.remote = remote
@@ -45,16 +46,16 @@ class Availability:
         self.identity = identity
 
     async def watch(self) -> None:
-        """Ask, for ever."""
+        """Ask the bucket again and again, for ever."""
         health = self.bucket.health
         while True:
             asked = trio.current_time()
             await self.ask()
-            while trio.current_time() < asked + (WELL if health.state == "healthy" else ILL):  # noqa: ASYNC110 (failures are told by whoever meets them)
+            while trio.current_time() < asked + (WELL if health.state == "healthy" else ILL):  # noqa: ASYNC110 (no event tells of failures)
                 await trio.sleep(GLANCE)
 
     async def ask(self) -> None:
-        """Once."""
+        """Ask the bucket once, and update its health."""
         health = self.bucket.health
         was = health.state
         try:
@@ -74,11 +75,11 @@ class Availability:
 log = logging.getLogger(__name__)
 
 REFRESH = 86400.0  # s between two records, if nothing changes
-LOOK = 10.0  # s between two looks at what nothing tells of, and after a failure
+LOOK = 10.0  # s between two checks of a state that signals no change, and after a failure
 
 
 class NodeRecord:
-    """`identity` of this node; `mountpoint` for people."""
+    """The record of this node in the bucket. `identity` is its own, `mountpoint` is for people."""
 
     def __init__(self, dirty: Dirty, remote: Remote, identity: str, mountpoint: str) -> None:
         self.dirty = dirty
@@ -91,7 +92,7 @@ class NodeRecord:
         self._said = ""
 
     async def watch(self) -> None:
-        """Publish, for ever."""
+        """Publish the record whenever it changes, for ever."""
         namespaces = self.dirty.namespaces
         while True:
             changed = namespaces.changed
@@ -100,7 +101,7 @@ class NodeRecord:
                 await changed.wait()
 
     async def look(self) -> None:
-        """Publish if there is something new, or it is time. Raises CatalogError."""
+        """Publish the record if it has changed, or a day has passed. Raises CatalogError."""
         has = self._wanted()
         due = trio.current_time() >= self._at + REFRESH
         if (has == self.published and not due) or self.bucket.health.down or not self.bucket.terms:
@@ -124,7 +125,7 @@ class NodeRecord:
         self.published, self._at, self._said = written.has, began, ""
 
     def _wanted(self) -> frozenset[Space]:
-        """What there is, and what may yet be in use of what there was."""
+        """The namespaces that exist, and former ones whose keys may still be in use."""
         namespaces, dirty = self.dirty.namespaces, self.dirty
         has = spaces(namespaces)
         went = (self.published or frozenset()) - has
@@ -135,7 +136,7 @@ class NodeRecord:
         keys = self.bucket.keys
         if any(
             key.startswith(keys.long) for key in dirty.superseded.claims
-        ):  # it may be of any of them
+        ):  # a long key may be of any namespace
             return has | went
         return has | {
             space
@@ -149,7 +150,7 @@ STEPS = 100  # in one answer
 
 
 def spaces(namespaces: Namespaces) -> frozenset[Space]:
-    """Return the namespaces, but for the mount's own, with their versions."""
+    """The namespaces with their versions, without the mount's own."""
     return frozenset(
         Space(name.encode("utf-8", "surrogateescape"), one.settings.version)
         for one in namespaces
@@ -160,9 +161,9 @@ def spaces(namespaces: Namespaces) -> frozenset[Space]:
 def strays_after(
     catalog: Catalog, bucket_keys: Keys, has: frozenset[Space], after: int
 ) -> tuple[list[str], int]:
-    """Look at STEP marks behind an inode: the keys that are strays, and where to go on; 0: done.
+    """Find strays among the STEP marks after an inode. Returns their keys, and where to go on.
 
-    A mark that makes no sense is for fsck.
+    The second value is 0 when all marks are done. A mark that makes no sense is for fsck.
     """
     marks = catalog.marks(keys.STORED, after=after, limit=STEP)
     found = []
@@ -180,7 +181,7 @@ def strays_after(
 async def describe(
     namespaces: Namespaces, bucket: Bucket, identity: str, notes: str, after: int
 ) -> dict[str, Any]:
-    """Return what `kvfs gc` asks for, with some of the strays: behind inode `after`."""
+    """The answer to `kvfs gc`, with some of the strays: those after inode `after`."""
     has = spaces(namespaces)
     found: list[str] = []
     for _ in range(STEPS):

@@ -1,1 +1,1 @@
-"""Objects that come from the bucket: for an open, ahead of it, or their first bytes only."""
+"""Downloads from the bucket: for an open, ahead of it, or only the first bytes."""

@@ -1,10 +1,10 @@
-"""Whose turn it is to come down from the bucket: who waits for bytes first, then what is ahead.
+"""The order of downloads from the bucket: fetches that opens wait for come before others.
 
-Contract: what is under way has `most` bytes and `slots` fetches together; a larger one counts as
-`most` bytes. Nothing that is fetched ahead begins while an open waits, and all of that together has
-half of the bytes and of the slots, so that an open finds the other half free, but for other opens.
-Within a class the first comes first. What is ahead becomes an open's by `hurry`, also under way.
-Synchronous. Not for what a fetch is.
+Contract: the fetches under way have `most` bytes and `slots` places together; a larger fetch counts
+as `most` bytes. No fetch ahead begins while an open waits. All fetches ahead together have half of
+the bytes and of the slots. So an open finds the other half free, except for the bytes of other
+opens. Within a class, the first fetch to ask begins first. `hurry` makes a fetch ahead one for an
+open, even if it is under way. Synchronous. Not for the fetch itself.
 """
 
 from collections import deque
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import trio
 
-AHEAD = 2  # what nobody waits for has one part of so many
+AHEAD = 2  # fetches ahead have one part of this many
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """Of one fetch of `cost` bytes; `urgent` if an open waits for it."""
+    """The turn of one fetch of `cost` bytes; `urgent` if an open waits for it."""
 
     cost: int
     urgent: bool
@@ -26,7 +26,7 @@ class Turn:
 
 
 class Budget:
-    """`bytes` and `count` of all that is under way, `ahead_bytes` and `ahead_count` of a part."""
+    """`bytes` and `count` are those of all fetches; `ahead_...` those of the fetches ahead."""
 
     def __init__(self, most: int, slots: int) -> None:
         self.most = most
@@ -41,12 +41,12 @@ class Budget:
         return len(self._opens) + len(self._ahead)
 
     def ask(self, turn: Turn) -> None:
-        """It is to come; `turn.come` says when. Call `leave` in any case."""
+        """Ask for a turn; `turn.come` is set when it begins. Call `leave` in any case."""
         self._queue(turn).append(turn)
         self._admit()
 
     def leave(self, turn: Turn) -> None:
-        """It is over, or is not to come any more."""
+        """End a turn: the fetch is over, or is not needed any more."""
         if turn.come.is_set():
             self.bytes -= turn.counted
             self.count -= 1
@@ -57,7 +57,7 @@ class Budget:
         self._admit()
 
     def hurry(self, turn: Turn) -> None:
-        """An open has come to wait for it."""
+        """Make a turn urgent: an open has come to wait for its fetch."""
         if turn.urgent:
             return
         if turn.come.is_set():

@@ -1,17 +1,19 @@
-"""One object from the bucket into a tier, and what each failure means for it.
+"""Downloads one object from the bucket into a tier, and decides what each failure means.
 
-Contract: `run` ends with a copy entered whose digest was compared, or raises why not. What
-another node has unlinked or replaced is looked up again, once: a store that says of a key what it
-does not give would say so at each look, and is a miss from then on. What the store gives wrongly is
-a miss and loses its name here; what is there stays, as something between may have made it wrong.
-Any other failure is one for those who wait only. An object that is fetched for a `PrefetchRequest`
-takes no room from recently used objects. Its download ends when no request wants it any more.
+Contract: `run` ends with a copy entered whose digest was compared, or raises the reason. If another
+node has unlinked or replaced the object, the kernel looks its name up again, once. Some stores
+report an object at a key, and then do not give it. They would do so at each lookup. So such a key
+is a miss from the second failure on. If the store gives wrong bytes, the object is a miss and loses
+its name here. The bucket keeps the object, since something in between may have damaged the bytes.
+Any other failure fails only the callers that wait. An object that is fetched for a
+`PrefetchRequest` takes no room from recently used objects. Its download ends when no request wants
+it any more.
 
-Invariants across awaits: while it comes the object is in `jobs`, its room is reserved, and no
-earlier file of its name waits to be unlinked. Whether it is still the version that was asked for is
-looked at in the step in which the copy is entered; if not, the file goes again. While it is read as
-it comes its key is in `reading`, and must not be deleted.
-Not for who waits, how long, nor in which turn: `hydration`; nor for what comes when: `streaming`.
+Invariants across awaits: during its download the object is in `jobs`, its room is reserved, and no
+earlier file of its name waits to be unlinked. The step that enters the copy checks that the object
+still has the version that was asked for; if not, it throws the file away. While the object is read
+as it comes, its key is in `reading`, and must not be deleted. Not for the callers, their patience
+and their turns (`hydration`). Not for the order of the chunks (`streaming`).
 """
 
 import logging
@@ -51,32 +53,36 @@ log = logging.getLogger(__name__)
 
 FOR_GOOD = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, DamagedError)
 OTHERS = (NoObjectError, ObjectChangedError)  # as after an unlink or a rewrite by another node
-# s, beside what an open waits: between a fetch that found another object, or none, and the one
-# after the look that the kernel takes then.
+# s, in addition to the wait of an open. Within this time after a fetch that found another object,
+# or none, the kernel looks the name up again and the next fetch begins.
 LOOK_AGAIN = 10.0
 
 
 class PrefetchRequest(Protocol):
-    """Who wants objects here that nobody has opened."""
+    """A request for objects that no program has opened yet."""
 
     def wanted(self, inode: Inode) -> bool:
-        """Whether still; asked before anything is done for it."""
+        """Whether the object is still wanted; asked before anything is done for it."""
 
     def take(self, inode: Inode, tier: Tier, cost: int) -> bool:
-        """Whether it may have so many bytes of a tier. It has them when `ended` says so."""
+        """Take bytes of a tier for the object, until `ended`. False if they are too many."""
 
     def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:
-        """It is here, or why not; `joined`: an open has come to wait for it meanwhile."""
+        """The object is here, or `problem` says why not.
+
+        joined: an open has come to wait for it meanwhile.
+        """
 
 
 class UnwantedError(NotFoundError):
-    """It is not fetched ahead: nobody wants it any more, or it would be in the way."""
+    """The object is not fetched ahead: no request wants it any more, or it has no room."""
 
 
 class Fetch(Flight):
-    """One that runs, of an object as it was when somebody asked for it.
+    """A fetch under way, of an object as it was when it was asked for.
 
-    streamed: it is to be read while it comes; then it has a stream when it is `ready`, mostly.
+    streamed: programs read the object while it comes. Then it mostly has a stream when it is
+    `ready`.
     """
 
     def __init__(
@@ -97,13 +103,13 @@ class Fetch(Flight):
         self.stream: Stream | None = None
 
     def begin(self, stream: Stream) -> None:
-        """It can be read."""
+        """The object can be read from now on."""
         stream.join()
         self.stream = stream
         self.ready.set()
 
     def end(self) -> None:
-        """Tell all that wait, and then the errand."""
+        """Tell all callers that wait, and then the request."""
         if self.stream is not None:
             self.stream.end(self.problem)
             self.stream.leave()
@@ -114,7 +120,7 @@ class Fetch(Flight):
 
 
 class Downloads:
-    """`jobs` are inodes that movers work on."""
+    """Downloads objects. `jobs` are inodes that movers work on."""
 
     def __init__(
         self,
@@ -124,34 +130,38 @@ class Downloads:
         jobs: set[int],
         matched: Callable[[int], None],
     ) -> None:
-        """matched: told of what the bucket has as it is known."""
+        """matched: told of each inode whose known version the bucket has."""
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
         self.backpressure = Backpressure(self.ledger.dirty)
         self.remote = remote
         self.bucket = remote.bucket
-        self.reading: Counter[str] = Counter()  # keys of what is read before all of it is here
+        self.reading: Counter[str] = Counter()  # keys of objects that are read while they come
         self._matched = matched
         self._jobs = jobs
-        self._said = ""  # the kind of failure that was logged, until something comes again
-        self._spoiled: set[tuple[int, int]] = set()  # (inode, version): began well, ended wrongly
-        self._belied: LastSeen[str] = LastSeen()  # keys at which was not what the store had said
+        self._said = ""  # the kind of the last failure that was logged, until a fetch succeeds
+        self._spoiled: set[tuple[int, int]] = set()  # (inode, version): their streams failed
+        self._belied: LastSeen[str] = LastSeen()  # keys whose object the store did not give
 
     def stored(self, ino: int) -> Stored | None:
-        """Where it is, or, of what was unlinked since its header was read, where it still is."""
+        """Where the object is in the bucket.
+
+        After an unlink, an object whose header was read is still there: then the place comes from
+        the header.
+        """
         held = self.ledger.table.open.get(ino)
         header = None if held is None else held.header
         return self.ledger.dirty.stored(ino) or (header.stored if header is not None else None)
 
     def cost(self, inode: Inode) -> int:
-        """Bytes of a tier that it takes to come; both forms are there while it is decompressed."""
+        """The bytes of a tier that the fetch takes, twice if the object comes compressed."""
         stored = self.stored(inode.ino)
         cost = max(Tier.cost(inode.blocks), Tier.cost(-(-inode.size // 4096) * 8))
         return cost if stored is None or stored.codec == "none" else cost * 2
 
     def may_stream(self, inode: Inode) -> bool:
-        """Whether it can be read while it comes."""
+        """Whether programs can read the object while it comes."""
         stored = self.stored(inode.ino)
         return (
             0 < self.bucket.stream <= inode.size
@@ -162,13 +172,13 @@ class Downloads:
         )
 
     async def run(self, running: Fetch) -> None:
-        """Bring it, when its turn has come. Raises what it has told of: KvfsError, OSError."""
+        """Fetch the object when its turn has come, and log failures. Raises KvfsError, OSError."""
         inode = running.inode
         try:
             await self._fetch(inode, running)
             self._said = ""
         except FOR_GOOD as error:
-            if running.stream is not None:  # its opens are to fail, not its reads
+            if running.stream is not None:  # next time its opens fail, not its reads
                 self._spoiled.add((inode.ino, inode.version))
             raise self._give_up(inode, error, urgent=running.turn.urgent) from None
         except (StoreError, TierError) as error:
@@ -193,7 +203,7 @@ class Downloads:
     async def _fetch(self, inode: Inode, running: Fetch) -> None:
         ino, version = inode.ino, inode.version
         await running.turn.come.wait()
-        while ino in self._jobs:  # noqa: ASYNC110 (a job that tells of its end is none of ours)
+        while ino in self._jobs:  # noqa: ASYNC110 (other jobs signal no end)
             await trio.sleep(PERIOD)
         self._jobs.add(ino)
         try:
@@ -212,8 +222,8 @@ class Downloads:
     async def _download(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
         try:
             return await self._bring(inode, stored, tier, running)
-        except WrongBytesError as error:  # before anything is given up for it
-            if running.stream is not None:  # of that the chunk was fetched once more
+        except WrongBytesError as error:  # try once more, before the object is lost
+            if running.stream is not None:  # the chunk was already fetched once more
                 raise
             log.warning("inode %d is fetched once more: %s", inode.ino, error)
             return await self._bring(inode, stored, tier, running)
@@ -230,7 +240,7 @@ class Downloads:
         return await self.remote.call("down", inode.size, [path], downloading.download, wanted)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
-        """It is here: say so. Raises CatalogError, StaleError if it has changed meanwhile."""
+        """Record the copy. Raises CatalogError, StaleError if the object has changed meanwhile."""
         ledger, ino, version = self.ledger, inode.ino, inode.version
         failpoints.reach("dispatcher.hydrated")
         current = self._fit(ino, version)
@@ -238,7 +248,7 @@ class Downloads:
             if current is None:
                 ledger.trash.throw_away(tier, ino, version)
             raise StaleError(f"inode {ino} has changed while it was fetched")
-        current.session = ledger.session  # it is not synced: after a crash its digest tells
+        current.session = ledger.session  # not synced: after a crash its digest proves the copy
         try:
             ledger.records.add_copy(current, tier, moved.blocks, moved.digest)
         except KvfsError:
@@ -252,17 +262,17 @@ class Downloads:
             self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
 
     def _fit(self, ino: int, version: int) -> Inode | None:
-        """As `Transfers` has it. Who reads what was unlinked meanwhile has it to the end."""
+        """As `Transfers.still_current`, but a reader of an unlinked object reads it to the end."""
         held = self.ledger.table.open.get(ino)
         if held is not None and held.coming and held.inode.version == version:
             return None if held.writers or held.lost else held.inode
         return self.transfers.still_current(ino, version)
 
     def _give_up(self, inode: Inode, error: KvfsError, *, urgent: bool) -> KvfsError:
-        """The bucket cannot produce what it should have: a miss, now and later.
+        """The bucket cannot give the object: make it a miss, now and later.
 
-        Unless nobody means that any more; what it comes to for those who wait. urgent: an open
-        does.
+        Does nothing if the object has changed meanwhile. Returns the error for the callers that
+        wait. urgent: an open waits.
         """
         current, stored = (
             self.transfers.still_current(inode.ino, inode.version),
@@ -286,15 +296,15 @@ class Downloads:
         if ledger.tiers.holders(current) or inode.ino in ledger.table.open:
             return error
         belied = False
-        if followed and stored is not None:  # was it another object lately, too, or none?
+        if followed and stored is not None:  # a second time within a short while?
             belied = self._belied.age(stored.key) < self.bucket.wait + LOOK_AGAIN
             self._belied.note(stored.key)
         if belied and not urgent:
-            return error  # whoever has just looked it up is to find that out by an open
+            return error  # the next open learns this
         try:
             if followed:
                 ledger.removals.let_go(current)
-                if belied:  # one ESTALE more, and the program would have it
+                if belied:  # the kernel would pass a second ESTALE to the program
                     return error
                 return StaleError(f"inode {inode.ino}: another node has unlinked or replaced it")
             ledger.removals.drop(current, "lost", stored=False)
@@ -305,7 +315,7 @@ class Downloads:
     # Room
 
     async def _find_room(self, inode: Inode, running: Fetch) -> Reservation:
-        """As `_reserve`. An open waits for uploads to make room, as writers do, and no longer."""
+        """Reserve room. An open waits for uploads to make room, as writers do, and no longer."""
         while True:
             deadline = running.began + self.bucket.wait
             try:
@@ -341,7 +351,7 @@ class Downloads:
         raise NoSpaceError(f"no tier has room for {cost} bytes")
 
     def _check_wanted(self, inode: Inode, request: PrefetchRequest) -> None:
-        """Raises UnwantedError for what it would be useless to fetch ahead."""
+        """Raises UnwantedError if it is useless to fetch the object ahead."""
         ledger, bucket = self.ledger, self.bucket
         current = self.transfers.still_current(inode.ino, inode.version)
         if current is None or ledger.removals.is_gone(current):

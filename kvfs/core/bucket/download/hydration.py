@@ -1,18 +1,19 @@
-"""From the bucket: what only it has, and somebody opens, comes back into a tier.
+"""Hydration: downloads objects that only the bucket has, when programs open them.
 
-Contract: `fetch` returns when the object has a copy here, or, if that will do, when it can be read
-while it comes; `header` when its first bytes can, which are there only if something beside the
-object proves them. Who has waited too long has a miss, the work goes on. A store that is down is
-not asked, and one that fails is a miss. `ahead` has an object fetched for which no open waits, as
-long as a `PrefetchRequest` wants it; an open that comes makes it its own.
+Contract: `fetch` returns when the object has a copy here. If a stream is enough for the caller, it
+returns as soon as the object can be read while it comes. `header` returns the first bytes, if
+something beside the object proves them. A caller that has waited too long has a miss, and the work
+goes on. A store that is down is not asked, and one that fails is a miss. `ahead` fetches an object
+for which no open waits, as long as a `PrefetchRequest` wants it. An open that comes takes over the
+fetch.
 
-Invariants across awaits: one fetch for an object at a time, whoever waits for it, and whatever
-becomes of those; it is among the running ones from the moment when somebody asks until all who
-wait, and its errand, were told of its end. All together have a bound on bytes (`budget`). A header
-that was taken keeps its key from being deleted until it is left, and takes no room of a tier.
-Not for the choice of a copy that is here: `core/objects/copies.py`; nor for what is wanted ahead,
-nor who scans (`core/objects/scans.py`); nor for how an object comes, and what a failure means for
-it: `download`.
+Invariants across awaits: an object has one fetch at a time, for all callers that wait, even if all
+of them leave. The fetch is among the running ones from the first request until all callers, and
+then its `PrefetchRequest`, were told of its end. All fetches together have a bound on bytes
+(`budget`). A header that was taken keeps its key from being deleted until the header is left. It
+takes no room of a tier. Not for the choice of a local copy (`core/objects/copies.py`). Not for the
+choice of objects to fetch ahead, nor for scans (`core/objects/scans.py`). Not for the download
+itself, nor for the meaning of its failures (`download`).
 """
 
 import logging
@@ -40,14 +41,14 @@ from kvfs.s3.header import LEAST, SIZE
 
 log = logging.getLogger(__name__)
 
-# Headers that handles are served from at a time, 4 KiB each; who keeps more files open than that
-# does not look through them one after the other.
+# Headers that handles are served from at a time, 4 KiB each. A program that keeps more files open
+# than this does not look through them one after the other.
 HEADERS_MOST = 4096
-IN_FLIGHT = 256 << 20  # bytes of all fetches, or one
+IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 
 
 class Asked(Flight):
-    """A question for a header. `data`: b"" if nothing proves it."""
+    """A request for a header. `data`: b"" if nothing proves it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,9 +56,10 @@ class Asked(Flight):
 
 
 class Hydration:
-    """`jobs` are inodes that movers work on; `opening(inode)` is told of opens before they wait.
+    """Brings objects from the bucket for opens.
 
-    headers: how many were taken and not left.
+    `jobs` are inodes that movers work on. `opening(inode)` is told of opens before they wait.
+    `headers` counts those that were taken and not left.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Hydration:
         self.downloads = Downloads(transfers, room, remote, jobs, bucket_lookup.matched)
         self.headers = 0
         self._running: SingleFlight[int, Fetch] = SingleFlight(_defect)
-        self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # and version
+        self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # inode, version
             lambda key, error: _defect(key[0], error)
         )
         self.opening: Callable[[Inode], None] = lambda _inode: None
@@ -83,13 +85,14 @@ class Hydration:
 
     @property
     def streaming(self) -> int:
-        """Objects that are read, or could be, while they come."""
+        """The number of objects that programs can read while they come."""
         return sum(one.stream is not None for one in self._running)
 
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
-        """None: it has a copy here. whole: nothing less will do, but it may be a stream otherwise.
+        """Fetch the object, or join its fetch. Returns None if it has a copy here, else its stream.
 
-        Raises NotFoundError; StaleError if it changed. The caller holds the inode's lock.
+        whole: the caller needs a copy; otherwise a stream is enough. Raises NotFoundError;
+        StaleError if the object changed. The caller holds the inode's lock.
         """
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
@@ -100,7 +103,7 @@ class Hydration:
         if running is None:
             running = self._begin(inode, streamed=not whole and self.downloads.may_stream(inode))
         elif not running.turn.urgent:
-            running.began = trio.current_time()  # from now on it is the open's
+            running.began = trio.current_time()  # from now on the open's patience counts
             self.budget.hurry(running.turn)
         self.opening(inode)
         since = running.began if running.stream is None else trio.current_time()
@@ -111,7 +114,7 @@ class Hydration:
         return None
 
     async def header(self, inode: Inode) -> Header | None:
-        """Its first bytes, without the rest; None: nothing less than `fetch` will do.
+        """The first bytes of an object, without the rest; None if the caller needs `fetch`.
 
         Raises NotFoundError. The caller holds the inode's lock.
         """
@@ -142,7 +145,7 @@ class Hydration:
         return Header(asked.data, now, leave)
 
     async def _ask(self, inode: Inode, asked: Asked) -> None:
-        """Raises what it has told of."""
+        """Ask for the header, and log a failure before it is raised."""
         stored = self.downloads.stored(inode.ino)
         if stored is None:
             return
@@ -158,7 +161,7 @@ class Hydration:
             raise
 
     async def _wait(self, ino: int, enough: trio.Event, since: float) -> None:
-        """As long as an open may. Raises NotFoundError."""
+        """Wait as long as an open may. Raises NotFoundError."""
         bucket = self.bucket
         await wait_while_up(enough, since + bucket.wait, bucket.health)
         if not enough.is_set() and bucket.health.down:
@@ -167,7 +170,7 @@ class Hydration:
             raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
 
     def ahead(self, inode: Inode, request: PrefetchRequest) -> bool:
-        """Have it fetched for an errand; False if it is under way already, or not to be had."""
+        """Fetch an object for a request. False if a fetch is under way or impossible."""
         if self.bucket.health.down or self.bucket.terms is None or is_stub(inode):
             return False
         if self._running.get(inode.ino) is not None:
@@ -176,13 +179,13 @@ class Hydration:
         return True
 
     async def until_ended(self, ino: int) -> None:
-        """Until the fetch that is under way is over, however it ends."""
+        """Wait until the fetch that is under way is over, with any result."""
         running = self._running.get(ino)
         if running is not None:
             await running.ended.wait()
 
     def stop(self) -> None:
-        """Bring nothing more: it was unmounted."""
+        """Stop all fetches after an unmount."""
         self._running.stop()
         self._asked.stop()
 

@@ -1,20 +1,21 @@
-"""The next blocks of a prefix come from the bucket before they are opened.
+"""Prefetch: brings the next blocks of a prefix from the bucket before programs open them.
 
-Contract: `opened` is told of every open to read, before it waits for bytes. Two blocks that are
-opened one after the other in an order that is known are a run; the blocks after them are fetched
-ahead, AT_FIRST, then up to AT_MOST of them as long as the run goes on. All files of a block belong
-together. What is useless by its turn is not fetched: it is gone or here, or its run has ended or
-turned elsewhere. What is fetched and not opened within UNUSED seconds was wasted; that and what is
-on its way have an eighth of each tier together.
+Contract: the caller tells `opened` of every open for reading, before it waits for bytes. Two blocks
+that are opened one after the other in a known order start a run. The blocks after them are fetched
+ahead: AT_FIRST, then up to AT_MOST of them as long as the run goes on. All files of a block belong
+together. When its turn comes, a useless block is not fetched: it is gone or here, or its run has
+ended or turned elsewhere. A block that is fetched and not opened within UNUSED seconds was wasted.
+Unused blocks and those on their way have an eighth of each tier together.
 
-The order is that of prompts where names, or a guess, say which block comes after which; of several
-the newest. Otherwise blocks follow each other as they were made, within a model (without one, a
-directory): connectors store the blocks of a prompt one after the other, and a reader asks for them
-in the same order. Of 89,022 steps of the conversation trace of Mooncake the newest successor is
-right in 99.98 %, the order of making in 94.6 %; of 74,423 of the synthetic one 99.8 % both
-(scripts/bench/successors.py). What a reader opened after a block the last time is right as often,
-but known in 53 % and 77 % only; it is not kept.
-Not for fetching (`hydration`), nor for whose turn it is (`budget`).
+If names, or a guess, say which block follows which, the order is that of prompts; of several
+successors the newest is taken. Otherwise the order is that in which the blocks were made, within a
+model (without one, a directory). Connectors store the blocks of a prompt one after the other, and a
+reader asks for them in the same order. The conversation trace of Mooncake has 89,022 steps: the
+newest successor is right in 99.98 %, the order of making in 94.6 %. The synthetic trace has 74,423:
+both are right in 99.8 % (scripts/bench/successors.py). A third rule takes the block that a reader
+opened next the last time. It is right as often, but it knows a successor in 53 % and 77 % only, so
+kvfs does not keep that order. Not for fetching (`hydration`), nor for the order of fetches
+(`budget`).
 """
 
 import logging
@@ -31,16 +32,16 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
-# An open takes about as long as four fetches side by side; twice that is what a reader with
-# several threads asks for at once. Beyond 16 a wrong guess costs more than a right one wins.
+# An open takes about as long as four fetches side by side. A reader with several threads asks for
+# twice that at once. Beyond 16 a wrong guess costs more than a right one wins.
 AT_FIRST, AT_MOST = 4, 16  # blocks
 SLACK = 8  # blocks that a reader with several threads may be behind in the order
 NEAR = 128  # inodes that are read to find what was made next, about 0.5 ms
 CLOSE = 512  # inode numbers; names and directories are numbered by the same counter
 RUNS = 32  # prefixes that are followed at a time
 IDLE = 10.0  # s after its last block that a run is followed; an engine reads a prefix in one go
-UNUSED = 60.0  # s; who has not come for a block by then was not on the way to it
-SHARE = 8  # of a tier one part of so many may be taken by what nobody has opened yet
+UNUSED = 60.0  # s; a reader that has not opened the block by then was not on the way to it
+SHARE = 8  # unopened blocks may take one part of this many of a tier
 QUEUE_MOST = 256  # fetches that wait for their turn; more would come too late
 
 Id = tuple[int, int]  # of a block: namespace and key
@@ -48,21 +49,21 @@ Id = tuple[int, int]  # of a block: namespace and key
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """Blocks that are opened one after the other: the last one, and what comes after it."""
+    """Blocks that are opened one after the other: the last one, and the blocks after it."""
 
     last: Inode
     moved: float
     blocks: int = 1
     ahead: int = 0  # blocks that are to be on their way
-    expected: dict[Id, int] = field(default_factory=dict)  # and not opened yet: their numbers
-    tail: Inode | None = None  # of the last one that was expected
+    expected: dict[Id, int] = field(default_factory=dict)  # unopened blocks: numbers
+    tail: Inode | None = None  # the last file of the last expected block
     given: int = 0  # numbers of blocks that were expected
     reached: int = 0  # the greatest number of one that was opened
 
 
 @dataclass(slots=True)
 class _Taken:
-    """What was fetched ahead, or is on its way, and takes room though nobody has opened it."""
+    """Room of an object that was fetched ahead, or is on its way, and was not opened yet."""
 
     tier: Tier
     cost: int
@@ -70,7 +71,7 @@ class _Taken:
 
 
 class Prefetch:
-    """The `PrefetchRequest` of what it asks for."""
+    """Follows runs of opens. It is the `PrefetchRequest` of its fetches."""
 
     def __init__(self, hydration: Hydration) -> None:
         self.hydration = hydration
@@ -79,21 +80,21 @@ class Prefetch:
         self.counters = hydration.bucket.counters
         self._runs: list[_Run] = []  # the one that moved last is at the end
         self._expecting: dict[Id, _Run] = {}
-        self._early: OrderedDict[int, None] = OrderedDict()  # opens that were told before
+        self._early: OrderedDict[int, None] = OrderedDict()  # inodes noted by `opening`
         self._unused: OrderedDict[int, _Taken] = OrderedDict()
-        self._coming: set[int] = set()  # of those, what is on its way
+        self._coming: set[int] = set()  # the inodes of `_unused` that are on their way
 
     # Opens
 
     def opening(self, inode: Inode) -> None:
-        """It is about to be fetched; `opened` says so again when it is here."""
+        """Note an open that waits for its fetch; `opened` is called again after it."""
         self.opened(inode)
         self._early[inode.ino] = None
         if len(self._early) > QUEUE_MOST:
             self._early.popitem(last=False)
 
     def opened(self, inode: Inode) -> None:
-        """Somebody opens it to read."""
+        """Note an open for reading, and fetch ahead if it continues a run."""
         if inode.ino in self._early:
             del self._early[inode.ino]
             return
@@ -107,7 +108,7 @@ class Prefetch:
             return
         try:
             self._see(inode)
-        except CatalogError as error:  # whoever needs the catalog finds out what that means
+        except CatalogError as error:  # the next use of the catalog reports it
             log.debug("after inode %d nothing is fetched ahead: %s", inode.ino, error)
 
     def _see(self, inode: Inode) -> None:
@@ -121,7 +122,7 @@ class Prefetch:
             self._step(run, inode)
 
     def _followed(self, inode: Inode) -> _Run | None:
-        """The run that it goes on with, though not by what was expected, or is in already."""
+        """The run that this open continues off the expected order, or is already part of."""
         for run in reversed(self._runs):
             last = run.last
             if last.namespace != inode.namespace:
@@ -142,7 +143,7 @@ class Prefetch:
         self._runs.append(run)
         number = self._forget(run, _id(inode))
         if 0 < number < run.reached:
-            return  # by a slower thread
+            return  # a slower thread opened it
         if not number:  # the first step, or another branch
             self._expect_nothing(run)
         run.reached = max(run.reached, number)
@@ -154,7 +155,7 @@ class Prefetch:
             run.ahead = min(AT_MOST, max(AT_FIRST, 2 * run.ahead))
             self._expect_more(run, run.ahead - pending)
 
-    # What comes next
+    # Expected blocks
 
     def _expect_more(self, run: _Run, blocks: int) -> None:
         for files in self._next(run.tail or run.last, blocks):
@@ -171,7 +172,7 @@ class Prefetch:
                     self.hydration.ahead(inode, self)
 
     def _next(self, inode: Inode, blocks: int) -> list[list[Inode]]:
-        """Files of the blocks after this one, a list for each."""
+        """The files of the next blocks, a list for each block."""
         found: list[list[Inode]] = []
         while len(found) < blocks:
             files = self._after(inode)
@@ -193,7 +194,7 @@ class Prefetch:
         return [one for one in files if _id(one) == _id(newest)]
 
     def _made_next(self, inode: Inode, blocks: int) -> list[Inode]:
-        """Files of the blocks that were made after this one, as far as nothing speaks against."""
+        """The files of the blocks made after this one, until one is of another prompt."""
         found: list[Inode] = []
         seen = {_id(inode)}
         before = inode
@@ -211,17 +212,20 @@ class Prefetch:
                 found.append(one)
         return found
 
-    # The end of it
+    # Ends of runs
 
     def _forget(self, run: _Run, block: Id) -> int:
-        """The number that it had; 0: it was not expected."""
+        """Forget an expected block. Returns its number; 0 if it was not expected."""
         number = run.expected.pop(block, 0)
         if number:
             del self._expecting[block]
         return number
 
     def _expect_nothing(self, run: _Run) -> None:
-        """What has not begun is not fetched; what comes next is found anew from the last one."""
+        """Give up the expected blocks. The next step finds blocks anew from the last one.
+
+        A fetch that has not begun is not made.
+        """
         for block in list(run.expected):
             self._forget(run, block)
         run.ahead, run.tail, run.reached = 0, None, run.given
@@ -235,12 +239,12 @@ class Prefetch:
             self._end(self._runs[0])
 
     def end(self) -> None:
-        """Nothing more is expected, by nobody."""
+        """End all runs, and expect nothing more."""
         for run in list(self._runs):
             self._end(run)
 
     def expire(self) -> None:
-        """Count what nobody has come for."""
+        """Count the objects that no program has opened in time as wasted."""
         since = trio.current_time() - UNUSED
         for ino, taken in list(self._unused.items()):
             if taken.since >= since:
@@ -249,7 +253,7 @@ class Prefetch:
                 del self._unused[ino]
                 self.counters["prefetch_wasted"] += 1
 
-    # The errand
+    # The `PrefetchRequest`
 
     def wanted(self, inode: Inode) -> bool:
         self._end_idle()
@@ -267,7 +271,7 @@ class Prefetch:
 
     def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:
         if inode.ino not in self._coming:
-            return  # it has not begun, or was an open's before it did
+            return  # the fetch did not begin, or an open took it over before
         self._coming.remove(inode.ino)
         if problem is None:
             self.counters["prefetched"] += 1
@@ -281,7 +285,7 @@ def _id(inode: Inode) -> Id:
 
 
 def _alike(one: Inode, other: Inode) -> bool:
-    """Whether they may be blocks of one prompt."""
+    """Whether two files may be blocks of one prompt."""
     if (one.namespace, one.model) != (other.namespace, other.model):
         return False
     return bool(one.model) or (one.links[0][0] == other.links[0][0] if other.links else False)
@@ -292,7 +296,7 @@ def _made_after(inode: Inode, last: Inode) -> bool:
 
 
 def _by_block(files: list[Inode]) -> list[list[Inode]]:
-    """In the order of the first file of each."""
+    """The files grouped by block, in the order of the first file of each."""
     found: dict[Id, list[Inode]] = {}
     for one in files:
         found.setdefault(_id(one), []).append(one)

@@ -1,9 +1,9 @@
-"""From the bucket, and read meanwhile: a mover fills a file, the daemon hears what is there.
+"""Streaming: programs read an object while a mover downloads it.
 
-Contract: `bring` runs one such job; `began` is called when its object can be read, which is before
-the rest has come, or never, if its chunks have no digests: then it comes as a whole. A mover that
-dies begins anew, in another file, and so does the stream. Bytes pass nobody here.
-Not for room, turns and what a failure means: `hydration`.
+Contract: `bring` runs one such job. It calls `began` when the object can be read, before the rest
+has come. If the chunks have no digests, it never calls `began`, and the object comes as a whole. If
+a mover dies, the download and the stream begin anew in another file. The daemon passes on no bytes.
+Not for room, turns and the meaning of a failure (`hydration`).
 """
 
 import logging
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 async def bring(
     remote: Remote, inode: Inode, wanted: Wanted, tier: Tier, began: Callable[[Stream], None]
 ) -> Moved:
-    """As `Remote.download` into a tier; `inode` is the record as it was when this was asked for."""
+    """Download an object into a tier; `inode` is its record when the fetch was asked for."""
     stream = Stream(f"inode {inode.ino}", tier, inode.size, chunk_size(inode.size))
-    followed = False  # whether the file that is spoken of is the one that the stream has
+    followed = False  # whether the stream has the file that the mover fills now
     with (
         ExitStack() as stack
-    ):  # both ends of both: the mover opens its own, which are here till then
+    ):  # the mover opens its ends of both pipes by path, so both ends stay open here
         heard, tell_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         stack.callback(os.close, heard)
         stack.callback(os.close, tell_end)
@@ -48,7 +48,7 @@ async def bring(
         def want(chunk: int) -> None:
             if chunk not in asked:
                 asked.add(chunk)
-                with suppress(BlockingIOError):  # it is full: enough is wanted
+                with suppress(BlockingIOError):  # the pipe is full: enough requests are waiting
                     tell(said, Word(Say.WANTED, chunk))
 
         async def obey(word: Word) -> None:
@@ -58,7 +58,7 @@ async def bring(
                 opening = partial(os.open, path_of(word), os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     fd = await _io(tier, Job("open", opening, os.close))
-                except (OSError, TierError) as error:  # it has ended, well or not
+                except (OSError, TierError) as error:  # the download has ended, with any result
                     log.debug("inode %d is not read while it comes: %s", inode.ino, error)
                     return
                 asked.clear()
@@ -86,7 +86,7 @@ async def bring(
             nursery.cancel_scope.cancel()
         if failures:
             raise failures[0]
-        if stream.fd >= 0:  # what it has may be another mover's, and half made
+        if stream.fd >= 0:  # the file of the stream may be another mover's, and incomplete
             path_now = partial(tier.open, inode.ino, inode.version, writable=False)
             stream.begin(await _io(tier, Job("open", path_now, os.close)))
         return moved

@@ -1,1 +1,1 @@
-"""What the bucket has that this node does not know yet: lookups, listings and imports."""
+"""Finds objects of the bucket that this node does not know yet: lookups, listings, imports."""

@@ -1,12 +1,12 @@
-"""Which names a directory has in the bucket: listed when it is read.
+"""Lists a directory in the bucket when a program reads it, and enters new names.
 
-Contract: `show` returns within WAIT and raises nothing; what was not reached by then follows
-behind. What is listed is named here without its facts (bare): one request for a thousand names.
-Names that only the bucket had, and that were not listed, go. Once in `Bucket.recheck` seconds for a
-directory all that is known here is held against its listing, and what that has otherwise is asked
-for by itself: a listing may be old when it comes. A page is entered some names at a time, with a
-turn of the loop after each.
-Not for what becomes of a name (`remote_entries`), nor for whole trees (`importing`).
+Contract: `show` returns within WAIT and raises nothing; the rest of the listing follows in the
+background. A listed name is entered here as a stub, without its metadata: one request gives a
+thousand names. Names that only the bucket had, and that were not listed, go. Once in
+`Bucket.recheck` seconds for a directory, everything that is known here is compared with its
+listing. A listing may be old when it comes. So kvfs asks the bucket about each difference
+separately. A page is entered some names at a time, with a turn of the loop after each. Not for the
+meaning of a name (`remote_entries`), nor for whole trees (`importing`).
 """
 
 import logging
@@ -58,7 +58,7 @@ class Pages:
 
 
 class BucketListing:
-    """Of the directories of one bucket."""
+    """Lists the directories of one bucket."""
 
     def __init__(self, bucket_lookup: BucketLookup) -> None:
         self.bucket_lookup = bucket_lookup
@@ -66,7 +66,7 @@ class BucketListing:
         self.remote = bucket_lookup.remote
         self.bucket = bucket_lookup.bucket
         self._listed: LastSeen[int] = LastSeen()
-        self._compared: LastSeen[int] = LastSeen()  # with what is known here
+        self._compared: LastSeen[int] = LastSeen()  # with the catalog
         self._running: SingleFlight[int, Flight] = SingleFlight(
             lambda ino, error: log.error(
                 "directory %d is not listed in the bucket: a defect of kvfs", ino, exc_info=error
@@ -74,7 +74,7 @@ class BucketListing:
         )
 
     async def show(self, ino: int) -> None:
-        """Somebody is about to read a directory, or to remove it."""
+        """List a directory that a program is about to read or remove."""
         if not self.bucket.shared or not self.bucket_lookup.may_ask():
             return
         if self._listed.age(ino) < AGAIN:
@@ -88,9 +88,10 @@ class BucketListing:
             await running.ended.wait()
 
     async def show_below(self, ino: int) -> bool:
-        """A directory is about to get another name, and all below it with it. Whether all is named.
+        """List everything below a directory before its rename. False if WAIT was too short.
 
-        It is if the bucket is not there to be asked: what others have there stays where it is.
+        If the bucket cannot be asked, the result is True: objects of other nodes stay where they
+        are.
         """
         if not self.bucket.shared or not self.bucket_lookup.may_ask():
             return True
@@ -103,7 +104,7 @@ class BucketListing:
         return False
 
     async def _enter_below(self, ino: int) -> None:
-        """Raises StoreError, TierError, CatalogError."""
+        """Enter all names below a directory. Raises StoreError, TierError, CatalogError."""
         remote_entries = self.remote_entries
         while not self.bucket_lookup.dirty.loaded:
             await self.bucket_lookup.dirty.changed.wait()
@@ -132,9 +133,10 @@ class BucketListing:
             log.error("directory %d is not listed in the bucket: %s", ino, error)
 
     async def _enter(self, ino: int, *, compare: bool) -> list[int]:
-        """Return inodes that were not listed as they are known; compare: those listed as well.
+        """Enter the names of a directory. Returns the inodes that its listing leaves in doubt.
 
-        Raises StoreError, TierError, CatalogError.
+        compare: also return listed inodes that differ from the listing. Raises StoreError,
+        TierError, CatalogError.
         """
         dirty, remote_entries = self.bucket_lookup.dirty, self.remote_entries
         doubtful: list[int] = []
@@ -148,7 +150,7 @@ class BucketListing:
             async for page in self.pages(prefix, "/"):
                 for entries in some(page.entries, STEP):
                     if remote_entries.remote_directories.prefix(ino) != prefix:
-                        return []  # it has another name now
+                        return []  # the directory has another name now
                     named = [(name, entry) for entry in entries if (name := self._name(entry))]
                     named_yet = [one for one in named if one[1].key not in gone]
                     if compare:
@@ -164,7 +166,7 @@ class BucketListing:
         return doubtful
 
     def _otherwise(self, ino: int, named: Sequence[tuple[bytes, Entry]]) -> Iterator[int]:
-        """Those that are known, but not as they were listed; the others are confirmed."""
+        """The known inodes that differ from the listing; the others are confirmed."""
         for name, entry in named:
             known = self.remote_entries.catalog.lookup(ino, name)
             if known is None:
@@ -176,11 +178,11 @@ class BucketListing:
                 self.bucket_lookup.confirmed.note(known.ino)
 
     def pages(self, prefix: str, delimiter: str = "") -> Pages:
-        """What is below a prefix."""
+        """List the keys below a prefix, in pages."""
         return Pages(self.remote, prefix, delimiter)
 
     def _name(self, entry: Entry) -> bytes:
-        """The last part of it; b"" for what is no object of kvfs."""
+        """The last part of an entry's name; b"" if its key is no name of kvfs."""
         name = self.remote_entries.keys.parse(entry.key)
         last = b"" if name is None else name.path.rpartition(b"/")[2]
         if not is_name(last):
@@ -189,7 +191,11 @@ class BucketListing:
         return last
 
     async def _directories(self, ino: int, prefix: str, remote_directories: Sequence[str]) -> None:
-        """Where something of ours is about to go, it may be all that is there: that is asked."""
+        """Make the listed directories that are new here.
+
+        If a key of this node in a directory is about to go, it may be the last one there. Then the
+        bucket is asked about the directory.
+        """
         remote_entries = self.remote_entries
         leaving = remote_entries.superseded.folders(prefix)
         for step in some(remote_directories, STEP):
@@ -205,7 +211,7 @@ class BucketListing:
             await trio.lowlevel.checkpoint()
 
     async def namespaces(self) -> None:
-        """Those that are not known yet, each in its greatest version."""
+        """Enter the namespaces that are not known yet, each in its greatest version."""
         versions: dict[bytes, list[str]] = {}
         async for page in self.pages(self.remote_entries.keys.prefix, "/"):
             for folder in page.folders:
@@ -220,9 +226,9 @@ class BucketListing:
     async def _forget(
         self, ino: int, prefix: str, before: int, names: set[bytes], gone: set[str]
     ) -> list[int]:
-        """What only the bucket had, before it was listed, is not there any more.
+        """Forget objects that only the bucket had, and that were not listed.
 
-        Returns what has a copy here, and was not listed either.
+        Returns unlisted objects that have a copy here.
         """
         catalog, cookie = self.remote_entries.catalog, 0
         left: list[int] = []
@@ -239,7 +245,7 @@ class BucketListing:
 
 
 def some(items: Sequence[T], count: int) -> Iterator[list[T]]:
-    """Yield so many of them at a time."""
+    """Yield the items in lists of `count`."""
     left = iter(items)
     while found := list(islice(left, count)):
         yield found

@@ -1,13 +1,13 @@
-"""Names that are not known here, and objects that only the bucket has: what it says of them.
+"""Lookups in the bucket: names that are unknown here, and objects that only the bucket has.
 
-Contract: `find` and `confirm` ask the bucket where it is worth it and return within WAIT, whatever
-that does; what comes later is entered all the same, for who asks next. They raise nothing: a bucket
-that is down, throttled or slow leaves everything as it is known here, which for a name is a miss,
-and is then left alone for a moment. Of what is in conflict the question is whether its name is
-free. One question about a key at a time, whoever wants to know; those that come together go
-together. That a name is nowhere is remembered for a second. What a thread will open is asked for by
-that open itself (`open_predictor`).
-Not for what an answer means (`remote_entries`), nor for listings (`bucket_listing`).
+Contract: `find` and `confirm` ask the bucket where that is useful. They return within WAIT, with or
+without an answer; a late answer is entered for the next caller. They raise nothing. If the bucket
+is down, throttled or slow, everything stays as it is known here, and an unknown name is a miss.
+Then kvfs asks nothing for a moment. For an object in conflict, the question is whether its name is
+free. There is one question about a key at a time, for all callers. Questions that come together go
+together. kvfs remembers for a second that a name is nowhere. If a thread is expected to open the
+object, `confirm` leaves the question to the open (`open_predictor`). Not for the meaning of an
+answer (`remote_entries`), nor for listings (`bucket_listing`).
 """
 
 import logging
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
-WAIT = 1.0  # s that an operation waits: its directory is locked by the kernel meanwhile
-FIRST_WAIT = 5.0  # s of the first ones: workers are yet to begin, which takes 1 s of a busy machine
-VALID = 1.0  # s that an answer is believed, for what is not here
-QUIET = 3.0  # s without questions after one that was not answered
-AT_ONCE = 64  # questions in one call; one after the other they are some 1 ms of the worker each
-BEHIND = 16  # questions that nobody waits for
-REMEMBERED = 1 << 16  # names that are nowhere, objects that were confirmed; some 10 MiB each
-FEW, MANY = 1, 1000  # keys below a directory: is one enough, or are they all about to go?
+WAIT = 1.0  # s that an operation waits: the kernel locks its directory meanwhile
+FIRST_WAIT = 5.0  # s for the first questions: the workers start, which takes 1 s on a busy machine
+VALID = 1.0  # s that an answer is trusted, for an object without a local copy
+QUIET = 3.0  # s without questions after one without an answer
+AT_ONCE = 64  # questions in one call; each takes some 1 ms of the worker
+BEHIND = 16  # questions in the background
+REMEMBERED = 1 << 16  # names that are nowhere, confirmed objects; some 10 MiB each
+FEW, MANY = 1, 1000  # keys to list below a directory: one, or enough to see if all are about to go
 
 
 class LastSeen(Generic[K]):
-    """When something was last known of so many things, at most."""
+    """The times of the last notes of up to REMEMBERED things."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[K, float] = OrderedDict()
@@ -62,7 +62,7 @@ class LastSeen(Generic[K]):
 
 
 class _Look(Flight):
-    """A question on its way: about a name that is not known, or an inode that is."""
+    """A question under way: about a name that is not known, or an inode that is."""
 
     def __init__(self, ask: Ask, place: Place | None, ino: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _Look(Flight):
 
 
 class BucketLookup:
-    """Of one bucket."""
+    """Looks up names and objects in one bucket."""
 
     def __init__(self, remote_entries: RemoteEntries, remote: Remote) -> None:
         self.remote_entries = remote_entries
@@ -93,10 +93,10 @@ class BucketLookup:
         self.confirmed: LastSeen[int] = LastSeen()
         self.open_predictor = OpenPredictor(self._not_opened)
 
-    # What operations ask
+    # Questions of operations
 
     async def find(self, parent: int, name: bytes) -> None:
-        """Let a name that is not known be what the bucket has of it."""
+        """Look a name up that is not known here, and enter the answer."""
         if not self.bucket.shared or not self.may_ask():
             return
         place = Place(parent, name)
@@ -113,7 +113,7 @@ class BucketLookup:
         self._waited(waited)
 
     def doubts(self, inode: Inode) -> bool:
-        """Whether `confirm` has anything to do for it."""
+        """Whether `confirm` has to ask the bucket about the object."""
         if not inode.in_bucket and inode.ino not in self.dirty.contested:
             return False
         if is_stub(inode):
@@ -121,9 +121,9 @@ class BucketLookup:
         return self.bucket.shared and self.confirmed.age(inode.ino) >= self._believed(inode)
 
     async def confirm(self, inode: Inode, thread: int = 0) -> None:
-        """Have the bucket say that it is there still; of what is here as well, behind.
+        """Ask the bucket whether it still has an object; in the background if there is a copy here.
 
-        thread: whose lookup it is.
+        thread: the one that looks the object up.
         """
         if self._is_here(inode):
             self._confirm_behind(inode.ino)
@@ -143,28 +143,28 @@ class BucketLookup:
         if key is None or not self.may_ask() or len(self._looks) >= BEHIND:
             return  # at another time
         self._look(Ask(key, sure=True), ino=ino)
-        self.confirmed.note(ino)  # as good as: it is on its way
+        self.confirmed.note(ino)  # the question is under way
 
     def _key(self, ino: int) -> str | None:
-        """Where it is, or would be if another node had not its name."""
+        """The key of an object in the bucket. In conflict: the key that another node has."""
         if ino in self.dirty.contested and (inode := self.ledger.table.inode(ino)) is not None:
             return self.dirty.key(inode)
         stored = self.dirty.stored(ino)
         return None if stored is None else stored.key
 
     def _not_opened(self, ino: int) -> None:
-        """Nobody waits for it, and nobody is there to be told why not."""
+        """Ask about an object that was looked up and not opened. No caller waits for it."""
         try:
             self._confirm_behind(ino)
         except CatalogError as error:
             log.error("inode %d is not held against the bucket: %s", ino, error)
 
     def matched(self, ino: int) -> None:
-        """Its bytes have come from the bucket: it has this version."""
+        """Note that the bucket has this version of the object: its bytes have come."""
         self.confirmed.note(ino)
 
     async def ask_of(self, inodes: Sequence[int]) -> None:
-        """Have the bucket say of objects whether they are there still, however long that takes."""
+        """Ask the bucket whether it still has these objects, without a limit of time."""
         for start in range(0, len(inodes), AT_ONCE):
             looks = []
             for ino in inodes[start : start + AT_ONCE]:
@@ -176,7 +176,7 @@ class BucketLookup:
                 await look.ended.wait()
 
     async def fetch_metadata(self, ino: int) -> Inode | None:
-        """The facts of what only a listing told of; the inode, None if it is not to be had now."""
+        """Fetch the metadata of a stub. Returns the inode, or None if that is impossible now."""
         inode = self.ledger.table.inode(ino)
         if inode is not None and is_stub(inode):
             await self.confirm(inode)
@@ -184,9 +184,9 @@ class BucketLookup:
         return None if inode is None or is_stub(inode) else inode
 
     def ttl_remaining(self, inode: Inode, most: float, *, listed: bool = False) -> float:
-        """Seconds, `most` at most, that the kernel may keep what it was told of an inode.
+        """The seconds that the kernel may keep the facts of an inode, at most `most`.
 
-        listed: nobody has asked for it by its name, so that it is believed no longer than before.
+        listed: no program has looked the name up, so the time counts from the last answer.
         """
         if is_stub(inode):
             return 0.0
@@ -206,7 +206,7 @@ class BucketLookup:
         return self.bucket.recheck if not inode.in_bucket or self._is_here(inode) else VALID
 
     def may_ask(self) -> bool:
-        """Whether the bucket is to be asked for anything now."""
+        """Whether kvfs may ask the bucket now."""
         if self.bucket.terms is None or self.bucket.health.down:
             return False
         return trio.current_time() >= self._quiet_until
@@ -220,7 +220,7 @@ class BucketLookup:
     # Asking
 
     async def warm_up(self) -> None:
-        """Have the workers begin before somebody waits for them."""
+        """Start the workers before an operation waits for them."""
         if self.bucket.shared and self.may_ask():
             try:
                 await self.remote.call("look", 0, (), looking.look, [Ask(self.bucket.keys.own)])
@@ -276,7 +276,7 @@ class BucketLookup:
             self._send(look)
 
     def _enter(self, look: _Look, answer: Answer, gone: set[str]) -> bool:
-        """Whether it is to be asked once more, for more of what is below it."""
+        """Enter an answer. True if it needs another question, for more keys below the name."""
         try:
             if look.place is not None:
                 verdict = self.remote_entries.settle(look.place, look.ask, answer, gone)
@@ -302,7 +302,7 @@ class BucketLookup:
         return False
 
     def failed(self, error: Exception) -> None:
-        """The store's failure: nobody waits for it in the next moment."""
+        """Note a failure of the store: kvfs asks nothing for the next moment."""
         self.bucket.failed("look-up", error)
         log.info("%s: names are not looked up for a moment: %s", self.bucket.place, error)
         self._quiet_until = trio.current_time() + QUIET

@@ -1,12 +1,12 @@
-"""What stays here since another node has its name in the bucket: whether it has that still.
+"""Conflicts: asks the bucket whether another node still has the name of an object.
 
-Contract: `run` asks the bucket about AT_ONCE objects at most in `Bucket.recheck` seconds, in turn,
-for ever; where all were asked about and nothing has changed it waits for longer, up to LONGEST
-times as long. So any number of conflicts is a few requests a second, and each of them ends. Some
-are asked about at once when somebody is to have all uploaded (`hurry`). A bucket that is away is
-not asked. What an answer means is for `remote_entries`: what has its name for itself goes up as
-at the first time, which only one node succeeds in. Beside it who looks a name up, or lists its
-directory, finds the same out earlier (`bucket_lookup`, `bucket_listing`).
+Contract: `run` asks the bucket about at most AT_ONCE objects in `Bucket.recheck` seconds, in turn,
+for ever. If a whole round changes nothing, it waits longer, up to LONGEST times as long. So any
+number of conflicts costs a few requests a second, and each conflict ends. When a caller waits for
+all uploads (`hurry`), some objects are asked about at once. kvfs does not ask an unreachable
+bucket. `remote_entries` decides what an answer means. If no other object has the name, the object
+goes up as at the first time, and only one node succeeds in that. A lookup of the name, or a listing
+of its directory, finds the same earlier (`bucket_lookup`, `bucket_listing`).
 """
 
 import trio
@@ -15,13 +15,13 @@ from kvfs.core.bucket.listing.bucket_lookup import AT_ONCE, BucketLookup
 
 LEAST = 1.0  # s between two steps
 LONGEST = 10  # times `Bucket.recheck`, between two rounds
-HURRIED = 1000  # objects that are asked about at once for who is in a hurry
+HURRIED = 1000  # objects that are asked about at once after `hurry`
 HURRY = 5.0  # s between two such steps
-GLANCE = 1.0  # s between two looks whether a bucket that is away may be asked
+GLANCE = 1.0  # s between two checks whether an unreachable bucket may be asked
 
 
 class Contests:
-    """Of one bucket. `hurrying`: a step is to be made at once, or under way."""
+    """The conflicts of one bucket. `hurrying`: a step is to be made at once, or under way."""
 
     def __init__(self, bucket_lookup: BucketLookup) -> None:
         self.bucket_lookup = bucket_lookup
@@ -32,20 +32,20 @@ class Contests:
         self._hurried = -HURRY
 
     def hurry(self) -> None:
-        """Somebody waits until all is in the bucket."""
+        """Ask about some conflicts at once: a caller waits until all objects are uploaded."""
         now = trio.current_time()
         if len(self.contested) and self.bucket_lookup.may_ask() and now >= self._hurried + HURRY:
             self._hurried, self.hurrying = now, True
             self.contested.wake()
 
     async def run(self) -> None:
-        """For ever. Raises CatalogError."""
+        """Ask about conflicts, for ever. Raises CatalogError."""
         while not self.dirty.loaded:
             await self.dirty.changed.wait()
         left, times, changed = len(self.contested), 1, self._changes()
         while True:
             await self._wait_for_some()
-            hurried = self.hurrying  # what comes while others are asked about has a step of its own
+            hurried = self.hurrying  # a later `hurry` gets its own step
             inos = self.contested.turn(HURRIED if hurried else AT_ONCE)
             try:
                 await self._ask(inos)
@@ -66,11 +66,11 @@ class Contests:
         while not len(self.contested):
             self.hurrying = False
             await self.contested.changed.wait()
-        while not self.bucket_lookup.may_ask():  # noqa: ASYNC110 (time passes: nothing tells of it)
+        while not self.bucket_lookup.may_ask():  # noqa: ASYNC110 (no event tells of it)
             await trio.sleep(GLANCE)
 
     async def _ask(self, inos: list[int]) -> None:
-        """What is not to be in the bucket any more is in conflict with nobody."""
+        """Ask about objects, and end conflicts of objects that the bucket is not to have."""
         ledger = self.bucket_lookup.ledger
         for ino in inos:
             inode = ledger.table.inode(ino)
@@ -80,7 +80,7 @@ class Contests:
         await self.bucket_lookup.ask_of([ino for ino in inos if ino in self.contested])
 
     async def _pause(self, times: int) -> None:
-        """So many times as long as a copy is believed; less if there is more to be asked about."""
+        """Wait `times` times `Bucket.recheck`; less if there are new conflicts."""
         began, entered = trio.current_time(), self.contested.entered
         while not self.hurrying:
             more = self.contested.entered != entered

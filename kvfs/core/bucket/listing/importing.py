@@ -1,10 +1,10 @@
-"""`kvfs import`: names and facts of all that the bucket has below some paths.
+"""`kvfs import`: enters the names and metadata of everything in the bucket below some paths.
 
-Contract: one at a time, in the background; `look` says how far it is. What is known already is
-passed over, so that one that was cut short goes on when it is asked for again. Each step of the
-loop enters a few names. What cannot be entered is counted by the reason. It works with
-s3_shared=off as well, for a mount whose catalog is new.
-Not for what becomes of a name (`core/bucket/listing/remote_entries.py`).
+Contract: one import runs at a time, in the background; `look` says how far it is. A known name is
+passed over, so that a new import goes on where another was cut short. Each step of the loop enters
+a few names. Names that cannot be entered are counted by the reason. It works with s3_shared=off as
+well, for a mount whose catalog is new. Not for the meaning of a name
+(`core/bucket/listing/remote_entries.py`).
 """
 
 import logging
@@ -31,12 +31,12 @@ from kvfs.s3.store import Entry
 
 log = logging.getLogger(__name__)
 
-HEADS = 128  # objects whose facts are asked for in one call
+HEADS = 128  # objects whose metadata one call asks for
 _NO_NAME = "no name of kvfs has such a key"
 
 
 class _Wanted(NamedTuple):
-    """An object that is not known, or bare; `ino` is 0 then."""
+    """An object to import: unknown (`ino` is 0), or a stub."""
 
     ino: int
     place: Place
@@ -44,7 +44,7 @@ class _Wanted(NamedTuple):
 
 
 class Importing:
-    """Of one bucket."""
+    """Imports names from one bucket."""
 
     def __init__(self, bucket_listing: BucketListing) -> None:
         self.bucket_listing = bucket_listing
@@ -56,10 +56,10 @@ class Importing:
         self._refused: Counter[str] = Counter()
         self._missing: list[str] = []
 
-    # What clients ask
+    # Requests of clients
 
     async def start(self, paths: Sequence[str], *, again: bool = False) -> dict[str, Any]:
-        """Begin to import what is below these paths, all if there is none. Raises ControlError."""
+        """Begin to import everything below these paths; without paths, all. Raises ControlError."""
         bucket = self.bucket_listing.bucket
         if not self._ended:
             if again:
@@ -75,7 +75,7 @@ class Importing:
         return {}
 
     async def look(self) -> dict[str, Any]:
-        """How far it is."""
+        """The progress of the import."""
         return {
             "names": self._new,
             "known": self._known,
@@ -86,7 +86,7 @@ class Importing:
             "place": str(self.bucket_listing.bucket.place),
         }
 
-    # Doing it
+    # Import
 
     async def _run(self, paths: list[bytes]) -> None:
         try:
@@ -119,7 +119,7 @@ class Importing:
             await self._enter(await self._read_names(page.entries, path))
 
     def _leads_somewhere(self, path: bytes) -> bool:
-        """Whether there is something of that name here by now."""
+        """Whether a path now names something here."""
         at = ROOT_INO
         for name in filter(None, path.split(b"/")):
             if (entry := self.remote_entries.catalog.lookup(at, name)) is None:
@@ -128,7 +128,7 @@ class Importing:
         return True
 
     def _keys(self, path: bytes) -> tuple[str, str]:
-        """What the keys below a path begin with, and its own if it is a file ("" if it is none)."""
+        """The prefix of the keys below a path, and the key of a file there ("" if impossible)."""
         keys = self.remote_entries.keys
         if not path:
             return keys.prefix, ""
@@ -141,7 +141,7 @@ class Importing:
         return keys.folder(top, version, rest), keys.of(Name(top, version, rest)) if rest else ""
 
     def _named(self, entry: Entry) -> list[tuple[Name, str]]:
-        """A name and its key, if it has one."""
+        """The entry's name and key, in a list; an empty list if the key is no name."""
         keys = self.remote_entries.keys
         if entry.key.startswith((keys.own, keys.long)):
             return []
@@ -151,7 +151,7 @@ class Importing:
         return [(name, entry.key)]
 
     async def _read_names(self, entries: list[Entry], path: bytes) -> list[tuple[Name, str]]:
-        """The names that are too long for keys, of those below a path."""
+        """The names below a path that are too long for keys."""
         keys = self.remote_entries.keys
         records = {record: entry for entry in entries if (record := keys.record_of(entry.key))}
         found = []
@@ -171,7 +171,7 @@ class Importing:
         return found
 
     async def _enter(self, named: list[tuple[Name, str]]) -> None:
-        """Those that are not known yet, with their facts. Raises StoreError, CatalogError."""
+        """Enter the unknown names, with their metadata. Raises StoreError, CatalogError."""
         wanted: list[_Wanted] = []
         for page in some(named, STEP):
             for name, key in page:
@@ -194,7 +194,7 @@ class Importing:
             raise failures[0]
 
     def _wanted(self, name: Name, key: str) -> list[_Wanted]:
-        """None for what is known, or cannot be."""
+        """The object to import, in a list; an empty list if it is known, or impossible."""
         directory = self.remote_entries.remote_directories.reach(name)
         if not isinstance(directory, Inode):
             self._refused[directory] += 1

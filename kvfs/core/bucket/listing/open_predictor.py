@@ -1,10 +1,11 @@
-"""Which threads open what they look up: an open asks the bucket itself, when it fetches the bytes.
+"""Predicts whether a thread opens the object that it looks up: then only the open asks.
 
-Contract: `expected` guesses, from the thread's last lookup of such an object, whether an open comes
-next. If it did not within PAUSE, `missed` is called with the inode, once. The kernel's lookup does
-not say what it is for; to ask the bucket at the lookup, and again at the open, took half of the
-time of a cold read: 8 readers of 1 MiB had 138 MB/s, and 289 with `s3_shared=off`, which does not
-ask (one run by hand beside other work, 2 CPUs). `missed` raises nothing. Not for asking.
+Contract: `expected` guesses whether an open comes next, from the thread's last lookup of such an
+object. If the open does not come within PAUSE, `missed` is called with the inode, once. The
+kernel's lookup does not say what it is for. A question at the lookup, and another one at the open,
+took half of the time of a cold read. 8 readers of 1 MiB had 138 MB/s, and 289 with `s3_shared=off`,
+which does not ask (one run by hand beside other work, 2 CPUs). `missed` raises nothing. Not for the
+questions to the bucket.
 """
 
 from collections import OrderedDict
@@ -20,7 +21,7 @@ REMEMBERED = 4096  # threads
 
 
 class _Thread:
-    """Its last lookup, and whether the open of that has come."""
+    """The last lookup of a thread, and whether its open has come."""
 
     def __init__(self) -> None:
         self.ino = 0
@@ -28,7 +29,7 @@ class _Thread:
 
 
 class OpenPredictor:
-    """Of one mount."""
+    """Predicts the opens on one mount."""
 
     def __init__(self, missed: Callable[[int], None]) -> None:
         self._missed = missed
@@ -36,7 +37,7 @@ class OpenPredictor:
         self._expected: set[tuple[int, int]] = set()  # (thread, inode) whose open is to come
 
     def expected(self, thread: int, ino: int) -> bool:
-        """A thread looks an object up that only the bucket has: is it about to open it?"""
+        """Whether a thread is about to open the object that it looks up in the bucket."""
         found = self._threads.pop(thread, None) or _Thread()
         expected = found.opened
         found.ino, found.opened = ino, False
@@ -49,7 +50,7 @@ class OpenPredictor:
         return expected
 
     def opened(self, thread: int, ino: int) -> None:
-        """An open has come."""
+        """Note an open."""
         found = self._threads.get(thread)
         if found is not None and found.ino == ino:
             found.opened = True

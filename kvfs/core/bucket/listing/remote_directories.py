@@ -1,10 +1,10 @@
-"""Directories and namespaces that the bucket has only as prefixes of keys: found, and made here.
+"""Makes directories and namespaces that the bucket has only as prefixes of keys.
 
-Contract: synchronous; a directory is made because something is below it, where this mount's
-templates would make the same of its name, and never in place of something else. A namespace is the
-greatest version of those that are there, unless one of that name was dropped here, or something of
-it is about to go. What is below a name that is no directory here is not to be had.
-Not for objects: `core/bucket/listing/remote_entries.py`.
+Contract: synchronous. A directory is made because something is below it, and never in place of
+another file. It is made only where this mount's templates would make the same of its name. A
+namespace gets the greatest version in the bucket. It is not made if a namespace of that name was
+dropped here, or if one of its keys is about to go. If a name is no directory here, the objects
+below it cannot be found. Not for objects: `core/bucket/listing/remote_entries.py`.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from kvfs.s3.keys import KEY_MAX, Name
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket
 
-DIRECTORY_MODE = 0o755  # of what a listing tells of
+DIRECTORY_MODE = 0o755  # of listed directories
 
-# here: the name is there; absent: it is not, in the bucket neither; hidden: all that is below it in
-# the bucket, as far as was asked, is ours and about to go; unsure: something is under way
+# here: the name exists; absent: the bucket does not have it either; hidden: all keys below it in
+# the bucket, as far as was asked, are ours and about to go; unsure: a change is under way
 Verdict = Literal["here", "absent", "hidden", "unsure"]
 
 
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class RemoteDirectories:
-    """Of one bucket; `prefix` is what keys begin with."""
+    """The remote directories of one bucket; `prefix` is the start of the keys."""
 
     def __init__(self, tree: Tree, bucket: Bucket) -> None:
         self.tree = tree
@@ -45,7 +45,7 @@ class RemoteDirectories:
         self.keys = bucket.keys
 
     def directory(self, ino: int) -> Inode | None:
-        """A directory in which names of the bucket may be found."""
+        """A directory that may have names of the bucket; else None."""
         found = self.ledger.table.inode(ino)
         if found is None or not found.is_dir or not found.links:
             return None
@@ -54,7 +54,7 @@ class RemoteDirectories:
         return found
 
     def prefix(self, ino: int) -> str:
-        """What the keys of the names in a directory begin with; "" if there can be none."""
+        """The start of the keys of the names in a directory; "" if there can be none."""
         directory = self.directory(ino)
         if directory is None:
             return ""
@@ -65,17 +65,17 @@ class RemoteDirectories:
         return found if len(found) <= KEY_MAX else ""
 
     def make_directory(self, place: Place) -> Inode | None:
-        """One that is there because something is below it; None if names or templates forbid it."""
+        """Make a directory, since something is below it; None if names or templates forbid it."""
         directory = self.directory(place.parent)
         if directory is None or not is_name(place.name, place.parent):
             return None
         if place.parent == ROOT_INO and self._template(place.name) is not None:
-            return None  # here it would be a namespace, whose objects are elsewhere
+            return None  # here it would be a namespace, which has other keys
         mode = stat.S_IFDIR | DIRECTORY_MODE
         return self.tree.make(*place, mode, directory.uid, directory.gid)
 
     def make_namespace(self, name: bytes, version: int) -> Inode | None:
-        """One of which there is something; None if its name or templates keep it out."""
+        """Make a namespace that has objects; None if its name or templates keep it out."""
         if not is_name(name, ROOT_INO):
             return None
         settings = dataclasses.replace(self._template(name) or Settings(), version=version)
@@ -89,7 +89,7 @@ class RemoteDirectories:
         return self.tree.templates(name.decode("utf-8", "surrogateescape"))
 
     def enter_namespace(self, name: bytes, remote_directories: Iterable[str]) -> Verdict:
-        """The greatest version of those that are there, and not about to be deleted."""
+        """Make a namespace in the greatest version that exists and is not about to be deleted."""
         found = [
             (one.version, folder)
             for folder in remote_directories
@@ -104,7 +104,7 @@ class RemoteDirectories:
         return "absent" if self.make_namespace(name, version) is None else "here"
 
     def reach(self, name: Name) -> Inode | str:
-        """The directory that an object is to be in, made as far as it is not there, or why not."""
+        """The directory of an object, made where it does not exist yet; or the reason why not."""
         way = name.path.split(b"/")[:-1]
         at = ROOT_INO
         if name.namespace:

@@ -1,13 +1,13 @@
-"""What other nodes have put into the bucket: it gets a name here, its facts, or loses the name.
+"""Remote entries: objects that other nodes put into the bucket get or lose names here.
 
-Contract: synchronous; each method looks at what is true now, and changes it in one batch. A name
-that is known here is never replaced by what was told of the bucket, and what this mount has
-unlinked, renamed or replaced does not rise again before the bucket has followed: what was asked
-before is too old to be believed (`gone`, see `Superseded.watching`). Nothing is ever deleted there.
-An inode that only a listing told of is *bare*: its size and times are the store's, its digest is
-not known, so that nobody can read it before `renew` has brought its facts.
-What is in conflict with another node becomes dirty when no other object has its name there.
-Not for asking: `bucket_lookup`; nor for directories: `remote_directories`.
+Contract: synchronous; each method checks the present state, and changes it in one batch. An answer
+of the bucket never replaces a name that is known here. A file that this mount has unlinked, renamed
+or replaced does not come back before the bucket has followed. Older answers about its key are
+ignored (`gone`, see `Superseded.watching`). Nothing is ever deleted in the bucket here. An inode
+that only a listing told of is a *stub*: its size and times are the store's, and its digest is not
+known. So programs cannot read it before `renew` has brought its metadata. An object in conflict
+with another node becomes dirty when no other object has its name there. Not for questions to the
+bucket (`bucket_lookup`), nor for directories (`remote_directories`).
 """
 
 import logging
@@ -30,18 +30,18 @@ from kvfs.tiers import Bucket
 log = logging.getLogger(__name__)
 
 SECOND = 10**9
-FILE_MODE = 0o644  # of what a listing tells of
-SHARE = 4  # of what may be dirty: conflicts end as long as less is, so that no writer waits for it
-SAID_FOR = 60.0  # s in which only one end of a conflict is said
+FILE_MODE = 0o644  # of listed files
+SHARE = 4  # conflicts end only while less than one part of this many of `most` is dirty
+SAID_FOR = 60.0  # s in which only one end of a conflict is logged
 
 
 def is_stub(inode: Inode) -> bool:
-    """Whether nothing is known of it but that it is in the bucket."""
+    """Whether all that is known of the inode is that it is in the bucket."""
     return inode.in_bucket and not inode.digest
 
 
 class RemoteEntries:
-    """Of one bucket."""
+    """The remote entries of one bucket."""
 
     def __init__(self, tree: Tree, bucket: Bucket) -> None:
         self.tree = tree
@@ -55,10 +55,10 @@ class RemoteEntries:
         self._said_at = -math.inf
         self.remote_directories = RemoteDirectories(tree, bucket)
 
-    # What to ask
+    # Questions
 
     def ask(self, place: Place) -> Ask | None:
-        """What to ask about a name; None if it is in no bucket, or about to leave it."""
+        """The question about a name; None if it has no key, or is about to leave its key."""
         directory, name = self.remote_directories.directory(place.parent), place.name
         if directory is None or not is_name(name, place.parent):
             return None
@@ -74,10 +74,10 @@ class RemoteEntries:
         top = directory.ino == ROOT_INO
         return Ask(key, folder, versions=self.keys.versions(name) if top else "")
 
-    # What was told
+    # Answers
 
     def settle(self, place: Place, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
-        """Let a name that was not known be what the bucket says. Raises CatalogError."""
+        """Enter the answer of the bucket about an unknown name. Raises CatalogError."""
         directory = self.remote_directories.directory(place.parent)
         if directory is None or self.catalog.lookup(*place) is not None:
             return "here" if directory is not None else "unsure"
@@ -100,10 +100,10 @@ class RemoteEntries:
         return "absent" if self.remote_directories.make_directory(place) is None else "here"
 
     def renew(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
-        """Hold what is known of an object against what the bucket says. Raises CatalogError.
+        """Compare a known object with the answer of the bucket. Raises CatalogError.
 
-        The name of one that was deleted or replaced there goes, unless somebody has it open; what
-        replaced it takes its place. What is in conflict goes up if its name is free.
+        If the object was deleted or replaced there, its name goes, unless a program has it open; a
+        replacement takes its place. An object in conflict goes up if its name is free.
         """
         if ino in self.dirty.contested:
             return self._reconsider(ino, ask, answer, gone)
@@ -120,7 +120,7 @@ class RemoteEntries:
         if ino in self.ledger.table.open or ino in self.ledger.table.busy or not inode.links:
             return "unsure"
         if ino in self.dirty and not bare:
-            return "unsure"  # whoever uploads it finds out
+            return "unsure"  # its upload finds out
         parent, cookie = inode.links[0]
         entry = self.catalog.dentry(parent, cookie)
         log.info("inode %d is not in %s any more: %s", ino, self.bucket.place, ask.key)
@@ -132,7 +132,10 @@ class RemoteEntries:
         return self.settle(Place(parent, entry.name), ask, answer, gone)
 
     def _reconsider(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
-        """Whether another object has its name still: "here". It goes up only where none has."""
+        """Check a conflict: "here" if another object still has the name.
+
+        The object becomes dirty only if no other one has it.
+        """
         inode, bucket = self.ledger.table.inode(ino), self.bucket
         if inode is None or self.dirty.key(inode) != ask.key or ask.key in gone:
             return "unsure"
@@ -158,7 +161,7 @@ class RemoteEntries:
         return "absent"
 
     def compare(self, ino: int, entry: Entry) -> Verdict:
-        """Hold an object that is known against what was listed; "absent": that is another one."""
+        """Compare a known object with its listing; "absent": the listing has another object."""
         inode, stored = self.ledger.table.inode(ino), self.dirty.stored(ino)
         if inode is None or not inode.in_bucket or not inode.sealed or ino in self.dirty:
             return "unsure"
@@ -169,10 +172,10 @@ class RemoteEntries:
     def forget_unlisted(
         self, link: tuple[int, int], ino: int, prefix: str, gone: Collection[str]
     ) -> bool:
-        """A directory was listed, and this was not there: it goes, if only the bucket had it.
+        """Let go an object that was not listed, if only the bucket had it.
 
-        Whether the bucket is to be asked, since there is a copy here. What has a name too long for
-        a key is never listed there.
+        Returns whether to ask the bucket about it, because it has a copy here. An object whose name
+        is too long for a key is never listed in its directory.
         """
         ledger, inode = self.ledger, self.ledger.table.inode(ino)
         if inode is None or inode.links[:1] != (link,):
@@ -192,11 +195,11 @@ class RemoteEntries:
         return False
 
     def _settled(self) -> bool:
-        """Whether it is known what in the bucket is ours: a directory that moved is yet walked."""
+        """Whether it is known which keys are ours: no walk of a moved directory is pending."""
         return self.dirty.loaded and not self.namespaces.unaccounted
 
     def refuse(self, why: str) -> None:
-        """What is in the bucket is nothing that kvfs could serve."""
+        """Count and log an object of the bucket that kvfs cannot serve."""
         counters = self.bucket.counters
         counters["refused"] += 1
         level = logging.WARNING if counters["refused"] == 1 else logging.DEBUG
@@ -205,14 +208,14 @@ class RemoteEntries:
     # Files
 
     def take(self, place: Place, key: str, seen: Seen) -> bool:
-        """A name for an object. False if it has expired. The name must not be known."""
+        """Enter a name for an object. False if it has expired. The name must not be known."""
         with self.catalog.batch() as batch:
             taken = self._enter(place, seen.stored(key), seen.facts, batch)
         self.bucket.counters["found"] += taken
         return taken
 
     def take_listed(self, parent: int, entries: Iterable[tuple[bytes, Entry]]) -> int:
-        """Names for what was listed, those that are not known yet; how many are new."""
+        """Enter listed names that are not known yet. Returns how many are new."""
         directory = self.remote_directories.directory(parent)
         if directory is None or not self._settled():
             return 0
@@ -231,7 +234,7 @@ class RemoteEntries:
         return new
 
     def take_below(self, entry: Entry) -> None:
-        """A name for what was listed, with the directories above it."""
+        """Enter a listed name, with the directories above it."""
         name = self.keys.parse(entry.key)
         if name is None or entry.key in self.superseded:
             return
@@ -253,8 +256,8 @@ class RemoteEntries:
         if self.namespaces.of(directory).expired(inode):
             return False
         self.namespaces.places.place(inode, directory, place.name, batch)
-        # What its node has learned of its prompt, if they mean the same: the key of a file that no
-        # layout knows is made of a directory's number, which is another one on each node.
+        # Take over the place in the prompt that its node has learned, if the keys are the same. The
+        # key of a file that no layout knows contains a directory's number, which differs by node.
         if inode.model and not inode.parent_key and facts.key == inode.key:
             inode.parent_key = facts.parent_key
         if facts.digest:

@@ -1,1 +1,1 @@
-"""Objects that go up to the bucket, keys that are deleted there, and the backlog of both."""
+"""Uploads to the bucket, deletions of its keys, and the backlog of both."""

@@ -1,11 +1,12 @@
-"""What was sealed before it was to be in the bucket: it becomes dirty, step by step.
+"""Backlog: marks objects dirty that were sealed before the bucket was to have them.
 
-Contract: `run` looks through the catalog once after `s3=` was given, after a mount without it,
-after a namespace was told to take it, and in a catalog that does not tell yet what is in conflict
-with another node. A step is synchronous, one batch, and looks at STEP inodes,
-in the order in which they were made; no more become dirty than keep the uploads busy, so that no
-writer waits for them. What a step has not reached may be dropped as before. A death makes the next
-daemon begin anew: what is dirty or uploaded is passed over. Not for uploading (`Uploader`).
+Contract: `run` looks through the whole catalog once in each of four cases. The mount has `s3=` for
+the first time, or the last mount had none. A namespace begins to use the bucket. The catalog does
+not yet mark conflicts with other nodes. A step is synchronous, one batch, and looks at STEP inodes,
+in the order in which they were made. Only so many objects become dirty that the uploads are busy,
+so that no writer waits for them. An object that no step has reached may be dropped as before. After
+a death the next daemon begins anew: dirty or uploaded objects are passed over. Not for uploading
+(`Uploader`).
 """
 
 import logging
@@ -18,12 +19,12 @@ from kvfs.core.moves.transfers import Transfers
 log = logging.getLogger(__name__)
 
 STEP = 16  # inodes, 0.3 ms
-SHARE = 4  # of what may be dirty, one part at most is from here
-PAUSE = 1.0  # s until it is looked again whether there is room for more, if nothing tells
+SHARE = 4  # the backlog adds objects while at most one part of this many of `most` is dirty
+PAUSE = 1.0  # s until the next check for room, if no event comes before
 
 
 class Backlog:
-    """Of all namespaces."""
+    """The backlog of all namespaces."""
 
     def __init__(self, transfers: Transfers) -> None:
         self.transfers = transfers
@@ -32,7 +33,7 @@ class Backlog:
         self.catalog = self.ledger.catalog
 
     async def run(self) -> None:
-        """Look back whenever there is something to be looked for. Raises CatalogError."""
+        """Look through the catalog whenever that is needed. Raises CatalogError."""
         await self.ledger.accounts.census_done.wait()
         while True:
             self.dirty.behind = trio.Event()
@@ -41,7 +42,7 @@ class Backlog:
             await self.dirty.behind.wait()
 
     async def look(self) -> None:
-        """Through all that there is."""
+        """Look through the whole catalog."""
         behind, found = self.dirty.behind, 0
         at, end = 0, self.catalog.counter
         while at < end and (inodes := self.catalog.inodes_after(at, STEP)):
@@ -54,7 +55,7 @@ class Backlog:
             at = inodes[-1].ino
             await trio.lowlevel.checkpoint()
             await self._wait_for_room()
-        if not behind.is_set():  # else a namespace came to take it meanwhile
+        if not behind.is_set():  # else a namespace began to use the bucket meanwhile
             with self.catalog.batch() as batch:
                 batch.set_fact(CAUGHT_UP, "1")
                 batch.set_fact(TOLD_APART, "1")

@@ -1,10 +1,10 @@
-"""When the store is asked again after it has failed: later each time, with jitter.
+"""Backoff: delays requests after failures of the store, longer each time, with jitter.
 
-Contract: of the requests that no operation waits for, uploads and deletions. While it is not
-`ready` none of them begins, also because the bucket or NVMe is down. Who succeeds, or finds that
-the store answers, says so. A failure is counted, told to the bucket's health, and said once.
-Synchronous. Not for objects that fail for themselves, nor for asking how the store is
-(`core/bucket/node.py`).
+Contract: it covers the requests that no operation waits for: uploads and deletions. While it is not
+`ready`, none of them begins, also because the bucket or NVMe is down. A task that succeeds, or
+finds that the store answers, calls `worked` or `reset`. A failure is counted, told to the bucket's
+health, and logged once. Synchronous. Not for failures of single objects, nor for the health of the
+store (`core/bucket/node.py`).
 """
 
 import logging
@@ -21,7 +21,7 @@ LONGEST_PAUSE = 20.0  # s without requests after many that failed
 
 
 class Backoff:
-    """`refused`: whether the last upload was; `breaker` is that of the local tiers."""
+    """The delay. `refused`: the last upload failed. `breaker` is that of the local tiers."""
 
     def __init__(self, bucket: Bucket, breaker: CircuitBreaker) -> None:
         self.bucket = bucket
@@ -33,13 +33,16 @@ class Backoff:
 
     @property
     def ready(self) -> bool:
-        """Whether the store is to be asked for anything now."""
+        """Whether kvfs may send requests to the store now."""
         if self.bucket.terms is None or self.bucket.health.down or self.breaker.down:
             return False
         return trio.current_time() >= self._quiet_until
 
     def failed(self, what: str, error: Exception) -> float:
-        """The store's failure, not the object's: nothing for so many seconds, more each time."""
+        """Note a failure of the store, not of an object. Returns the pause in seconds.
+
+        Each further failure makes the pause longer.
+        """
         self.bucket.failed(what, error)
         kind = type(error).__name__
         log.log(
@@ -54,9 +57,9 @@ class Backoff:
         return pause
 
     def worked(self) -> None:
-        """An upload went well."""
+        """Note that an upload succeeded."""
         self._failures, self._said, self.refused = 0, "", False
 
     def reset(self) -> None:
-        """The store answers: no use in waiting longer."""
+        """End the pause: the store answers."""
         self._failures, self._quiet_until, self.refused = 0, 0.0, False

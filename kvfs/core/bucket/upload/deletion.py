@@ -1,10 +1,10 @@
-"""What nobody means any more goes from the bucket, many keys with one request.
+"""Deletes superseded keys from the bucket, many with one request.
 
-Contract: a key is forgotten after the bucket has let it go, in one batch; one that is refused stays
-in `Superseded.deletes` and is asked for again. Across the request its keys are `locked`, so that
-nothing goes up there meanwhile; what is locked already, or is read while it comes, waits. What was
-attempted only is deleted only if that attempt has made what is there.
-Not for what is to be deleted: `core/ledger/superseded.py`.
+Contract: a key is forgotten after the bucket has deleted it, in one batch. A refused key stays in
+`Superseded.deletes`, and kvfs asks for it again. Across the request its keys are `locked`, so that
+no upload goes there meanwhile. A key that is locked already, or whose object is read while it
+comes, waits. If a key was only attempted, its object is deleted only if that attempt has made it.
+Not for the choice of keys: `core/ledger/superseded.py`.
 """
 
 import logging
@@ -23,13 +23,13 @@ from kvfs.s3.store import LIST_LIMIT
 
 log = logging.getLogger(__name__)
 
-LOOK = 1.0  # s between two looks at what nothing tells of
-BUSY = 0.05  # s until keys are looked at again about which another request is under way
+LOOK = 1.0  # s between two checks of a state that signals no change
+BUSY = 0.05  # s until the next try of keys that another request has locked
 GATHERED = 0.1  # s in which keys gather to be deleted by one request
 
 
 class Deletion:
-    """`locked` are the keys about which a request is under way; it is shared with the uploads."""
+    """Deletes keys. `locked` are the keys with a request under way, shared with the uploads."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Deletion:
         locked: set[str],
         reading: Container[str],
     ) -> None:
-        """reading: keys of what was unlinked, perhaps, and is read yet."""
+        """reading: keys of objects that programs still read, perhaps after their unlink."""
         self.dirty = dirty
         self.superseded = dirty.superseded
         self.remote = remote
@@ -49,7 +49,7 @@ class Deletion:
         self._locked = locked
 
     async def run(self) -> None:
-        """Delete, for ever. Begin it when all that is to be deleted is loaded."""
+        """Delete keys, for ever. Begin it when all keys to delete are loaded."""
         while True:
             changed = self.dirty.changed
             if not self.superseded.deletes or not self.backoff.ready:
@@ -60,7 +60,7 @@ class Deletion:
             await self.delete_some()
 
     async def delete_some(self) -> None:
-        """As many keys as one request can have."""
+        """Delete as many keys as one request can have."""
         kept = (self._locked, self._reading)
         keys = [key for key in self.superseded.deletes if not any(key in some for some in kept)]
         keys = keys[: LIST_LIMIT // 2]

@@ -1,12 +1,12 @@
-"""One object into the bucket, at one key, and what each answer of the store means for it.
+"""Uploads one object to one key, and decides what each answer of the store means.
 
-Contract: a record says that the bucket has its object after the bucket has it, in one batch with
-all that follows from it. If the object has changed meanwhile, what went up takes an older version's
-place, or goes again. What goes to a key for the first time is noted before, as an attempt; another
-node that was there first keeps the name there, and the object stays on this one (`contested`).
-Across the upload the object is in `jobs`, and its key is locked or a new one: the caller sees to
-both. All else may have changed, so that the record is looked up anew behind each await.
-Not for what goes up when, nor to which key: `uploader`.
+Contract: a record says that the bucket has its object only after the bucket has it, in one batch
+with all consequences. If the object has changed meanwhile, the uploaded one takes an older
+version's place, or is deleted again. Before the first upload to a key, the upload is noted as an
+attempt. If another node was there first, that node keeps the name in the bucket, and the object
+stays on this node (`contested`). Across the upload the object is in `jobs`, and its key is locked
+or new: the caller ensures both. Everything else may have changed, so the record is looked up again
+after each await. Not for the order of uploads, nor for the choice of the key (`uploader`).
 """
 
 import logging
@@ -37,18 +37,18 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
-BUSY = 0.05  # s until an object is looked at again that somebody writes
-AGAIN = 10.0  # s until one is tried again that failed for itself
+BUSY = 0.05  # s until the next try of an object that a program writes
+AGAIN = 10.0  # s until the next try after a failure of the object
 
 
 class Later(NamedTuple):
-    """It stays dirty, and is looked at again after so many seconds."""
+    """The object stays dirty, and is tried again after so many seconds."""
 
     seconds: float
 
 
 class Uploads:
-    """`notes` is the directory for ids of uploads."""
+    """Uploads objects. `notes` is the directory for ids of uploads."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Uploads:
         notes: str,
         complete: Callable[[int], Awaitable[Inode | None]],
     ) -> None:
-        """complete: brings the facts of what only a listing told of; None if they do not come."""
+        """complete: fetches the metadata of a stub; None if that is impossible."""
         self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.quota = quota
@@ -73,9 +73,10 @@ class Uploads:
         self._complete = complete
 
     def target(self, key: str, record: tuple[str, bytes] | None, stored: Stored | None) -> Target:
-        """Where it goes; what goes there for the first time is noted before. CatalogError.
+        """The target of an upload. A first upload to the key is noted before. CatalogError.
 
-        Or nobody would know of it when its answer is lost, and it is renamed or unlinked.
+        The answer of the store may be lost, and the object renamed or unlinked. Without the note,
+        no node would then know of the object in the bucket.
         """
         superseded, token = self.superseded, uuid.uuid4().hex
         ours = superseded.attempts(key)
@@ -90,8 +91,11 @@ class Uploads:
         return Target(key, record, once=True, token=token, ours=ours)
 
     async def send(self, inode: Inode, stored: Stored | None, target: Target) -> Later | None:
-        """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
-        if is_stub(inode):  # it is to get another name with all its facts
+        """Upload, or copy in the bucket. Returns None when the object is done.
+
+        Raises StoreError, TierError, OSError, CatalogError.
+        """
+        if is_stub(inode):  # the new key needs all its metadata
             return Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
         holders = self.ledger.tiers.holders(inode)
         copied = inode.in_bucket and stored is not None
@@ -113,11 +117,11 @@ class Uploads:
                 wanted = (path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy)
                 uploaded = await self.remote.call("up", about.size, (), uploading.upload, *wanted)
         except ObjectExistsError as error:
-            if self.ledger.namespaces.unaccounted:  # ours, perhaps: of a directory that moved
+            if self.ledger.namespaces.unaccounted:  # it may be ours, of a directory that moved
                 return Later(AGAIN)
             return self._conflict(inode, stored, target.key, error)
         except (NoObjectError, ObjectChangedError) as error:
-            if not copied or stored is None:  # another node was quicker, before we could look
+            if not copied or stored is None:  # another node was faster
                 log.info("inode %d is to be uploaded once more: %s", inode.ino, error)
                 return Later(AGAIN)
             return self._vanished(inode, stored, error)
@@ -126,7 +130,7 @@ class Uploads:
                 raise
             log.debug("inode %d was written while it went up: %s", inode.ino, error)
             return Later(BUSY)
-        except WrongBytesError as error:  # damaged on its way, more often than it may be
+        except WrongBytesError as error:  # damaged on its way, too often
             log.warning("inode %d is not uploaded yet: %s", inode.ino, error)
             return Later(AGAIN)
         except SourceError as error:
@@ -140,14 +144,14 @@ class Uploads:
             current = self.transfers.still_current(inode.ino, inode.version)
             if current is not None and source in self.ledger.tiers.holders(current):
                 raise
-            return Later(BUSY)  # its room was needed, and another tier has it
+            return Later(BUSY)  # it was evicted, and another tier has it
         failpoints.reach("dispatcher.uploaded")
         self._enter(inode, uploaded, copied=copied)
         self.backoff.worked()
         return None
 
     def _source(self, inode: Inode, holders: list[Tier]) -> Tier | None:
-        """The copy that goes up: the fastest, or a packed one that need not be made once more."""
+        """The copy to upload: a packed one that need not be packed again, else the fastest."""
         packed = next((one for one in holders if self.ledger.tiers.is_packed_in(inode, one)), None)
         wanted = packed is not None and not packed.health.down
         if wanted and self._scratch(inode) is not None:
@@ -155,7 +159,7 @@ class Uploads:
         return holders[0] if holders else None
 
     def _scratch(self, inode: Inode) -> str | None:
-        """Where it is compressed, "" for in memory only; None if its namespace does not want that.
+        """The directory for compression, "" for memory only; None if the namespace has it off.
 
         Without NVMe the notes are in memory, which large objects must not fill.
         """
@@ -181,7 +185,7 @@ class Uploads:
         )
 
     def _enter(self, inode: Inode, uploaded: Uploaded, *, copied: bool) -> None:
-        """It is there: say so. Raises CatalogError; then it goes up again."""
+        """Record that the bucket has the object. Raises CatalogError; then it goes up again."""
         ledger, dirty, key = self.ledger, self.dirty, uploaded.stored.key
         counters = self.bucket.counters
         self.bucket.wrote(key)
@@ -194,7 +198,7 @@ class Uploads:
         if current is not None:
             clean = dirty.key(current) == key and uploaded.stored.told == current.told
             ledger.records.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
-            self.quota.trim(ledger.namespaces.of(current))  # it may go now
+            self.quota.trim(ledger.namespaces.of(current))  # the namespace may evict it now
             return
         changed = ledger.table.inode(inode.ino)
         with ledger.catalog.batch() as batch:
@@ -204,7 +208,10 @@ class Uploads:
                 self.superseded.delete(key, batch)
 
     def settle(self, inode: Inode, *, wanted: bool) -> None:
-        """There is nothing to upload. What is not to be in the bucket leaves it, if it is here."""
+        """End the work on an object that needs no upload.
+
+        An object that the bucket is not to have leaves it, if it has a copy here.
+        """
         ledger = self.ledger
         if wanted or self.dirty.stored(inode.ino) is None or not ledger.tiers.holders(inode):
             with ledger.catalog.batch() as batch:
@@ -215,17 +222,18 @@ class Uploads:
     def _conflict(
         self, inode: Inode, stored: Stored | None, key: str, error: ObjectExistsError
     ) -> Later | None:
-        """Another node has published the name: this version is for this mount, until that one goes.
+        """Handle a name that another node has published: this version is for this mount only.
 
-        What the bucket has of it by another name goes, and with it an object that is nowhere else:
-        its name means that of the other node from then on.
+        It stays so until the other node's object goes. If the bucket has the object by another
+        name, that key goes. An object without a copy here goes with it: its name then means the
+        other node's object.
         """
         ledger, counters = self.ledger, self.bucket.counters
         current = self.transfers.still_current(inode.ino, inode.version)
         if current is not None and not ledger.tiers.holders(current) and self._in_use(current.ino):
             return Later(AGAIN)
         renamed = current is not None and self.dirty.key(current) not in {key, None}
-        if renamed:  # meanwhile: it goes up by its new name
+        if renamed:  # it goes up by its new name
             with ledger.catalog.batch() as batch:
                 self.superseded.settle(key, batch)
             return Later(0.0)
@@ -236,7 +244,7 @@ class Uploads:
             *(inode.ino, error),
         )
         with ledger.catalog.batch() as batch:
-            self.superseded.settle(key, batch)  # what is there is not ours
+            self.superseded.settle(key, batch)  # the object at the key is not ours
             if current is not None and stored is None:
                 self.dirty.contest(inode.ino, batch)
         if current is None or stored is None:
@@ -251,10 +259,11 @@ class Uploads:
         return ino in self.ledger.table.open or ino in self.ledger.table.busy
 
     def _vanished(self, inode: Inode, stored: Stored, error: StoreError) -> Later | None:
-        """Another node has unlinked or replaced what was to be called, or described, otherwise.
+        """Handle an object that another node unlinked or replaced before a copy in the bucket.
 
-        What was renamed here goes up anew by its new name, if its bytes are here; else all names
-        go, as they do wherever another node does that.
+        The copy was to give it another key or other metadata. If the object was renamed here, it is
+        uploaded by its new name, if its bytes are here. Otherwise all its names go, as always when
+        another node unlinks or replaces an object.
         """
         current = self.transfers.still_current(inode.ino, inode.version)
         if current is None:

@@ -1,16 +1,16 @@
-"""Into the bucket: what was sealed goes up in the order in which it is due.
+"""Uploader: uploads sealed objects in the order in which they are due.
 
-Contract: what is due is said by `Dirty`; here it is begun, by movers, several at once. Whatever
-becomes of an object, it is given back to `Dirty`, which forgets it only by the batch that settles
-it. A store that fails is left alone for a while (`Backoff`). Uploads that were cut short are
+Contract: `Dirty` says which object is due; `Uploader` begins its upload on the movers, several at
+once. With any result, the object is given back to `Dirty`, which forgets it only by the batch that
+settles it. A store that fails gets no request for a while (`Backoff`). Interrupted uploads are
 aborted before the first one.
 
-Invariants across awaits: an object that is worked on is in `jobs`, so that nothing else moves it; a
-key about which a request is under way is locked, so that there is one at a time. A key that another
-object has yet to leave (`Superseded.claims`) is not written; who waits for another in a circle, as
-names that were exchanged do, is put aside first.
-Not for when an object is due (`Dirty`), nor for what an answer means for it (`upload`), nor for
-what is to go from the bucket (`deletion`).
+Invariants across awaits: an object under work is in `jobs`, so that no other job moves it. A key is
+locked while a request about it is under way, so that there is one at a time. A key that another
+object has yet to leave (`Superseded.claims`) is not written. Objects may wait for each other in a
+circle, for example after an exchange of names. Then one of them first goes to a key aside. Not for
+the time when an object is due (`Dirty`), nor for the meaning of an answer (`upload`), nor for the
+deletion of keys (`deletion`).
 """
 
 import logging
@@ -36,12 +36,12 @@ from kvfs.s3.errors import StoreError
 log = logging.getLogger(__name__)
 
 SECOND = 10**9
-LOOK = 1.0  # s between two looks at what nothing tells of
+LOOK = 1.0  # s between two checks of a state that signals no change
 PATIENCE = 60.0  # s without progress that end a drain
 
 
 class Uploader:
-    """`jobs` are inodes that movers work on; `notes` the directory for ids of uploads."""
+    """Begins uploads. `jobs` are inodes that movers work on; `notes` is for ids of uploads."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Uploader:
                     await changed.wait()
 
     async def _sweep(self) -> None:
-        """Abort what was cut short, by an earlier daemon or by a store that went away."""
+        """Abort uploads that an earlier daemon or a failure of the store has cut short."""
         if self._swept or self.running:
             return
         try:
@@ -96,7 +96,7 @@ class Uploader:
         if found:
             log.info("%s: %d uploads that were cut short are aborted", self.bucket.place, found)
 
-    # Up
+    # Uploads
 
     def _begin(self, nursery: trio.Nursery) -> None:
         while self.running < self.remote.uploads and (ino := self.dirty.take()) is not None:
@@ -108,7 +108,7 @@ class Uploader:
             nursery.start_soon(self.job, ino)
 
     async def job(self, ino: int) -> None:
-        """One object, which is in `jobs` and counted as running."""
+        """Upload one object, which is in `jobs` and counted as running."""
         later = Later(AGAIN)
         self.transfers.sending.add(ino)
         try:
@@ -116,8 +116,8 @@ class Uploader:
         except (StoreError, TierError) as error:
             self.backoff.failed("upload", error)
             self.backoff.refused = True
-            self._swept = False  # it could not be aborted, perhaps
-            later = Later(0.0)  # all of them wait
+            self._swept = False  # perhaps the store could not abort it
+            later = Later(0.0)  # the backoff delays all uploads
         except (KvfsError, OSError, SourceChangedError) as error:
             if self.transfers.still_current(ino) is not None:
                 self.transfers.breaker.failed("upload", ino, error)
@@ -131,7 +131,10 @@ class Uploader:
             self.ledger.work.wake()
 
     async def _upload(self, ino: int) -> Later | None:
-        """None when it is done. Raises StoreError, TierError, OSError, CatalogError."""
+        """Upload one object. Returns None when it is done.
+
+        Raises StoreError, TierError, OSError, CatalogError.
+        """
         ledger, dirty = self.ledger, self.dirty
         inode = self.transfers.still_current(ino)
         if inode is None:
@@ -155,10 +158,10 @@ class Uploader:
             self._locked.discard(key)
 
     async def _make_way(self, ino: int) -> Later:
-        """The key is taken: another object is yet to get its new name in the bucket.
+        """Make way at a key: the object there is yet to get its new name in the bucket.
 
-        It has its turn, unless it waits for a third one, which may be this one: names that were
-        exchanged. Then it is put aside.
+        That object has its turn, unless it waits for a third one, which may be this one after an
+        exchange of names. Then it goes to a key aside.
         """
         ledger, dirty = self.ledger, self.dirty
         other, stored = self.transfers.still_current(ino), dirty.stored(ino)
@@ -170,7 +173,7 @@ class Uploader:
         wanted = dirty.key(other)
         if ino in dirty and wanted is not None and dirty.superseded.claims.get(wanted, ino) == ino:
             return Later(BUSY)
-        if ledger.tiers.holders(other) or not other.in_bucket:  # it can go up anew
+        if ledger.tiers.holders(other) or not other.in_bucket:  # it can be uploaded again
             ledger.records.take_from_bucket(other, dirty=ino in dirty)
             return Later(0.0)
         aside = self.uploads.target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, None)
@@ -186,10 +189,13 @@ class Uploader:
         """Whether the store has refused the last upload, and something waits for one."""
         return self.backoff.refused and len(self.dirty) > 0
 
-    # Somebody waits
+    # Unmount
 
     def stranded(self) -> tuple[int, int]:
-        """(bytes, objects) that only RAM has, and that no tier below takes but the bucket."""
+        """The bytes and the number of objects that leave RAM only for the bucket.
+
+        Only RAM has them, and their namespaces do not use NVMe.
+        """
         ledger, nvme = self.ledger, self.ledger.tiers.nvme
         size = count = 0
         for ino in self.dirty:
@@ -201,7 +207,10 @@ class Uploader:
         return size, count
 
     async def drain(self) -> None:
-        """Upload what would be lost with RAM, or until the store takes nothing for a minute."""
+        """Upload the objects that would be lost with RAM.
+
+        It gives up if the bucket is down, or takes nothing for a minute.
+        """
         least, since = self.stranded(), trio.current_time()
         while (left := self.stranded())[1]:
             self.dirty.hurry(LOOK)
