@@ -1,8 +1,8 @@
 """A real Chromium without a screen, for the tests of the page and for its pictures.
 
-Contract: `chromium` gives a driver of a window of that size, and ends both processes. What its
-pages ask for is in `requests`, what went wrong in them in `errors`. scripts/install.sh test
-installs Debian's chromium and chromium-driver.
+Contract: `chromium` gives a driver of a window of that size, and ends both processes. `requests`
+has the requests of its pages, and `errors` their errors. scripts/install.sh test installs Debian's
+chromium and chromium-driver.
 """
 
 import json
@@ -49,12 +49,12 @@ def _ended(driver: webdriver.Chrome) -> Iterator[webdriver.Chrome]:
 
 
 def errors(driver: webdriver.Chrome) -> list[str]:
-    """What was written to the console since the last time, of any kind."""
+    """Return all messages of the console since the last call, of any kind."""
     return [entry["message"] for entry in _log(driver, "browser")]
 
 
 def requests(driver: webdriver.Chrome) -> set[str]:
-    """The origins that were asked for anything since the last time."""
+    """Return the origins of all requests since the last call."""
     found = set()
     for entry in _log(driver, "performance"):
         message: dict[str, Any] = json.loads(entry["message"])["message"]

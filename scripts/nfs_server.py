@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).with_name("nfs-server.sh")
 
 @dataclass
 class Server:
-    """Of the directory `path`, a mount of kvfs or not. What belongs to it is below `folder`."""
+    """An NFS server of the directory `path`, a mount of kvfs or not. Its files are in `folder`."""
 
     folder: Path
     path: Path
@@ -72,7 +72,7 @@ class Server:
 
 
 def forget(path: Path) -> None:
-    """What a server that was stopped has kept of this directory's clients, and its log."""
+    """Remove the log of a stopped server, and its records of this directory's clients."""
     ganesha = Ganesha(path)
     ganesha.log.unlink(missing_ok=True)
     shutil.rmtree(ganesha.folder, ignore_errors=True)

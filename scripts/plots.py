@@ -88,7 +88,7 @@ def operations(figure: Figure, found: Table) -> None:
 
 
 def bucket(figure: Figure, found: Table) -> None:
-    """What only the bucket has, and what goes there, beside others' clients."""
+    """Plot downloads from a bucket and uploads to it, beside other clients."""
     axes = figure.add_subplot(title="to and from a bucket")
     names = ["boto3", "kvfs", "s3fs", "rclone"]
     series = {name: [number(row[name]) for row in found.rows] for name in names}
@@ -112,7 +112,7 @@ def ttft(figure: Figure, found: Table) -> None:
 
 
 def prefixes(figure: Figure, found: Table) -> None:
-    """What engines see: tensors in and out, beside other ways to keep them."""
+    """Plot saves and loads of tensors, as engines see them, beside other ways to keep them."""
     names = {"raw, mount": "one call a file", "kvfs, mount": "kvfs.client"}
     names |= {
         "VUA, mount": "VUA's design",

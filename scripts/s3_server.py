@@ -82,10 +82,10 @@ class Server:
 
 
 def free_ports() -> int:
-    """The first of as many ports in a row, free right now, as the server wants.
+    """Return the first of as many free ports in a row as the server needs.
 
-    What is free is not taken at once: so it is claimed against other processes that ask here, by a
-    name that nobody else can have while this one lives.
+    The server takes the ports later. So this function claims them against other processes that call
+    it, by a name that no other process can have while this one lives.
     """
     for first in range(20000, 32000, 50):  # below the ports that the kernel gives to clients
         claim = socket.socket(socket.AF_UNIX)

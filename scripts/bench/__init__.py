@@ -8,9 +8,9 @@ From the root of the repository, as root, after scripts/install.sh:
     .venv/bin/python -m scripts.bench.soak --kills 200 --objects 100000 --seconds 600
     .venv/bin/python -m scripts.bench.replay TRACE            # hit ratios: as the simulator says?
 
-Each mounts kvfs by itself in a temporary folder and unmounts it whatever happens. What is
-compared is measured in turns (A B A B ...), so a ratio holds on a noisy machine better than the
-two figures it is made of; the first round only warms up. Contents are checked outside of what is
-timed. Nothing here fails for being slow: the bars are shown with their verdicts. Only soak.py
-fails, for a wrong byte and its like.
+Each benchmark mounts kvfs in a temporary folder and always unmounts it. Things that are compared
+are measured in turns (A B A B ...), so that a ratio is less noisy than the two figures behind it.
+The first round only warms up. Contents are checked outside of the timed parts. No benchmark fails
+for being slow: the bars are shown with their verdicts. Only soak.py fails, for a wrong byte and
+the like.
 """

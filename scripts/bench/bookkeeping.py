@@ -1,12 +1,12 @@
-"""What does an open cost the daemon for eviction, would-be answers and heat, and what memory?
+"""What does an open cost the daemon for eviction, what-if answers and heat, and what memory?
 
     .venv/bin/python -m scripts.bench.bookkeeping [--objects 10000 ...] [--json FILE]
 
-Without a mount: the daemon's own accounts, filled with that many objects as if they had been
-written, in prompts of 50 blocks, in a namespace of its own. Then objects by random, uniformly, are
-touched as an open does it (`Namespaces.read`, `Accounts.touch`): processor time of a call, the
-best of several rounds, less an empty loop. Memory is what the process grew by while they came in,
-so with the policies' orders and ghosts; the objects' records are in the catalog, not here.
+There is no mount. The benchmark fills the daemon's accounts with that many objects as if a program
+had written them, in prompts of 50 blocks, in a namespace. Then it touches uniformly random objects
+as an open does (`Namespaces.read`, `Accounts.touch`). The time is processor time of a call, the
+best of several rounds, less an empty loop. Memory is the growth of the process while the objects
+come in, with the policies' orders and ghosts. The objects' records are in the catalog, not here.
 """
 
 import gc

@@ -24,7 +24,7 @@ _start: Barrier | None = None  # of this client process
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one client does: `count` calls of `op` in `folder`, which holds `objects` objects."""
+    """A client's work: `count` calls of `op` in `folder`, which holds `objects` objects."""
 
     op: str
     folder: str

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m scripts.bench.demote [--json FILE]
 
-Bursts of new objects of 8 MiB into a RAM tier that is full, with a pause after each, on mounts that
-differ in `reclaimable` only. Half of each burst is unlinked after the next one, as engines do with
-what a request does not need any more: a copy of those on NVMe was made in vain. What finds no room
-in RAM begins on NVMe, at the disk's speed.
+Bursts of new objects of 8 MiB go into a full RAM tier, with a pause after each, on mounts that
+differ only in `reclaimable`. Half of each burst is unlinked after the next burst, as engines unlink
+blocks that a request does not need any more. Copies of these on NVMe were made in vain. An object
+that finds no room in RAM begins on NVMe, at the disk's speed.
 """
 
 import os

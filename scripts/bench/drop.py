@@ -1,18 +1,19 @@
-"""How long does it take to drop a namespace, and who still sees what was in it?
+"""How long does it take to drop a namespace, and how long do programs still see its files?
 
     .venv/bin/python -m scripts.bench.drop [--objects 1000000] [--json FILE]
 
-Two namespaces with that many objects each on NVMe, in directories of a thousand: one gets another
-version (`kvfs ns set PATH version=2`), the other is dropped (`kvfs ns drop PATH`). They are made
-without the mount, as a daemon would have left them: records and names in the catalog, and backing
-files, empty ones, for the first of them (--files): a million take ten minutes to make, and all that
-the daemon does with one is to unlink it, in a thread. Timed is the request that the command makes
-of the daemon; the whole command is timed on an empty namespace, and is the start of Python.
+Two namespaces have that many objects each on NVMe, in directories of a thousand. One gets another
+version (`kvfs ns set PATH version=2`), the other is dropped (`kvfs ns drop PATH`). The benchmark
+makes them without the mount, as a daemon would have left them: records and names in the catalog.
+Only the first objects (--files) get backing files, which are empty. A million files take ten
+minutes to make, and the daemon only unlinks each, in a thread. The timed part is the request of the
+command to the daemon. The whole command is timed on an empty namespace; its time is the start of
+Python.
 
-From the moment of the answer on a few thousand names that the kernel has just looked up are looked
-up again, by their whole paths and relative to a descriptor of their directory; the files are
-opened, too. How long after the answer any of them is still found is `seen`. Meanwhile, and until
-the space is free, a process opens and closes objects of another namespace.
+Before the drop the kernel looks up a few thousand names. From the answer on, they are looked up
+again, by their whole paths and relative to a descriptor of their directory. The files are opened,
+too. `seen` is the time after the answer until none of them is found. Meanwhile, and until the space
+is free, a process opens and closes objects of another namespace.
 """
 
 import errno
@@ -128,7 +129,7 @@ def opens(folder: str, stop: Any, results: Any) -> None:  # noqa: ANN401 (of mul
 
 @dataclass
 class Opens:
-    """What the process has measured; `between` two moments."""
+    """The times that the process has measured; `between` gives those between two moments."""
 
     samples: list[tuple[float, float]] = field(default_factory=list)
 
@@ -167,7 +168,7 @@ def opening(mounted: Mounted) -> Iterator[Opens]:
 
 @contextmanager
 def absent() -> Iterator[None]:
-    """What is not there: ENOENT, or ESTALE where its directory is no more either."""
+    """Accept the error of a missing name: ENOENT, or ESTALE if its directory is gone, too."""
     try:
         yield
     except OSError as error:

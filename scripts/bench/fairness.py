@@ -1,8 +1,9 @@
-"""What fairness costs the daemon: CPU time of each call, in the loop that all opens go through.
+"""The cost of fairness for the daemon: CPU time of each call, in the loop that runs all opens.
 
     .venv/bin/python -m scripts.bench.fairness [--json FILE]
 
-The median of the rounds, less an empty loop. Without a mount: the code alone.
+The figure is the median of the rounds, less an empty loop. There is no mount: this is the code
+alone.
 """
 
 import random

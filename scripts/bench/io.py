@@ -1,18 +1,19 @@
-"""Bandwidth: through the mount, beside what it stands on, in turns.
+"""Bandwidth through the mount, beside the file systems below it, in turns.
 
     .venv/bin/python -m scripts.bench.io [--size 32M ...] [--rounds N] [--json FILE]
 
-ram            through a mount with a RAM tier only
-tmpfs          the same tmpfs directly (a scratch folder in the tier's own)
-shm            /dev/shm
-nvme           through a mount with an NVMe tier only
-nvme direct    a folder beside that tier, on the same file system
-daemon         through a mount with passthrough=off: every byte passes the daemon
+- ram: through a mount with a RAM tier only
+- tmpfs: the same tmpfs directly (a scratch folder in the tier's own)
+- shm: /dev/shm
+- nvme: through a mount with an NVMe tier only
+- nvme direct: a folder beside that tier, on the same file system
+- daemon: through a mount with passthrough=off, where every byte passes the daemon
 
-Phases: write (fresh files), cold (page cache dropped; where a page cache stands in front), warm
-(read again) and mmap (mapped, copied out, unmapped). "transfer" times the calls that carry bytes,
-"whole" also open and close. One call carries --call bytes. Each write is rehearsed natively right
-before, so that no target pays for memory that the machine must first get from its host.
+The phases are write (fresh files), cold (page cache dropped, for targets with a page cache), warm
+(read again) and mmap (mapped, copied out, unmapped). The column "transfer" has the time of the
+calls that carry bytes; "whole" also has open and close. One call carries --call bytes. Each write
+is rehearsed natively right before, so that no target pays for memory that the machine must first
+get from its host.
 """
 
 import contextlib
@@ -174,7 +175,7 @@ def judged(found: list[Target], work: Work) -> list[dict[str, Any]]:
 
 
 def scattered(found: list[Target]) -> list[str]:
-    """What was so much slower in half of its rounds that something else must have been slow."""
+    """Return the targets that were so slow in half of their rounds that another cause is likely."""
     return [
         f"{target.name} {phase}"
         for target in found

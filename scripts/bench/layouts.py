@@ -2,9 +2,9 @@
 
     .venv/bin/python -m scripts.bench.layouts [--json FILE]
 
-`recognise` and the two keys, one name of each layout at a time, the best of several rounds in
-processor time: what else the machine does only makes it worse. A seal may cost 3 us more by it;
-only names quoted as in URLs, LMCache's for GDS, cost more.
+The benchmark times `recognise` and the two keys, for one name of each layout. The time is the best
+of several rounds in processor time, because other work of the machine only makes it worse. A seal
+may cost 3 us more by it. Only names quoted as in URLs, LMCache's for GDS, cost more.
 """
 
 import time
@@ -34,7 +34,7 @@ NAMES: tuple[tuple[Directory, str], ...] = (
 
 
 def microseconds(directory: Directory, name: bytes, rounds: int, count: int) -> float:
-    """What one name costs, all in all."""
+    """Return the whole cost of one name."""
     best = float("inf")
     for _ in range(rounds):
         start = time.process_time()

@@ -2,12 +2,16 @@
 
     .venv/bin/python -m scripts.bench.match [--blocks 4000] [--rounds 5] [--json FILE]
 
-One mount, in turns: chains of blocks (4 KiB each) made in a namespace with prefix=on,
-and in an ordinary one, where each block's directory has to be made by mkdir; and there without
-directories at all, as connectors with flat names do it. Then one question about a whole chain by a
-client that keeps the descriptor open, the fastest and the median of --asks, with details and
-without; and by bisection over stat. Memory is that of the daemon's index of blocks alone
-(`core/namespaces/blocks.py`), filled in this process; for all else see bookkeeping.
+On one mount, chains of blocks (4 KiB each) are made in turns in three ways:
+
+- in a namespace with prefix=on
+- in an ordinary namespace, where mkdir makes each block's directory
+- there without directories, as connectors with flat names do it
+
+Then a client that keeps the descriptor open asks one question about a whole chain, with details and
+without. The figures are the fastest and the median of --asks. The comparison is bisection over
+stat. Memory is that of the daemon's index of blocks alone (`core/namespaces/blocks.py`), filled in
+this process; for all else see bookkeeping.
 """
 
 import os

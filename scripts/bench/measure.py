@@ -115,6 +115,6 @@ def turns(count: int, number: int) -> list[int]:
 
 
 def against_best(ours: Series, rivals: Mapping[str, Series]) -> tuple[str, dict[str, float | None]]:
-    """Who of the rivals is best in its median round, and our ratios to it."""
+    """Return the rival with the best median round, and our ratios to it."""
     name = max(rivals, key=lambda rival: rivals[rival].median)
     return name, ours.against(rivals[name])

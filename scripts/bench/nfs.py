@@ -3,11 +3,12 @@
     .venv/bin/python -m scripts.bench.nfs read [--rounds 7] [--version 4]
     .venv/bin/python -m scripts.bench.nfs handles [--kills 20] [--restarts 5] [--clients 4]
 
-read: a real nfs-ganesha of a mount, and one of a tmpfs as kvfs has it, read in turns by libnfs:
-GB/s of the calls. The client is on the same machine and takes as much CPU as the server.
+read: libnfs reads in turns from a real nfs-ganesha of a mount, and from one of a tmpfs as kvfs has
+it. The figures are GB/s of the calls. The client is on the same machine and takes as much CPU as
+the server.
 
-handles: clients that read by handles which they got at the beginning, and compare each byte, and
-write, rename and unlink others meanwhile, while the daemon is killed and the server is restarted.
+handles: clients read by handles which they got at the beginning, and compare each byte. They also
+write, rename and unlink other files. Meanwhile the daemon is killed and the server is restarted.
 """
 
 import contextlib
@@ -145,7 +146,7 @@ def handles(kills: int, restarts: int, clients: int, files: int, seed: int) -> N
 def last(
     mounted: Mounted, server: Server, kills: int, restarts: int, clients: int, files: int, seed: int
 ) -> Counter[str]:
-    """What clients saw: reads, wrong bytes, stale handles, other errors."""
+    """Count the results of the clients: reads, wrong bytes, stale handles, other errors."""
     found = Counter({"reads": 0, "wrong bytes": 0, "stale": 0, "errors": 0})
     ended = threading.Event()
     ready = threading.Barrier(clients + 1)

@@ -3,12 +3,14 @@
     .venv/bin/python -m scripts.bench.ops [--objects N] [--clients N ...] [--json FILE]
 
 Two mounts are measured in turns: one whose directory holds --few objects and one with --objects.
-"open+close" opens different objects, "open+close same" always one, as does the comparison floor
-(baseline/): a third mount, measured in the same turns. "stat hit" is answered by the kernel,
-"stat cold" by the daemon: the kernel's caches were dropped. readdir counts entries, not listings.
+"open+close" opens different objects; "open+close same" always opens one. The comparison floor
+(baseline/) also opens one: it is a third mount, measured in the same turns. The kernel answers
+"stat hit". The daemon answers "stat cold", because the kernel's caches were dropped. readdir counts
+entries, not listings.
 
-Then: the daemon's memory for each object beyond the first --first, and how long after the
-daemon's start a mount of the large catalog answers. A million objects take a while to make.
+The benchmark also shows the daemon's memory for each object beyond the first --first, and the time
+from the daemon's start until a mount of the large catalog answers. A million objects take a while
+to make.
 """
 
 import contextlib

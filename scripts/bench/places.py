@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line asked for."""
+    """The settings of the command line."""
 
     few: int
     objects: int

@@ -2,24 +2,26 @@
 
     .venv/bin/python -m scripts.bench.prefix [--rounds N] [--processes 1,8] [--shapes 8B] [--json F]
 
-A prompt of --blocks blocks (64) of 64 tokens, at the shapes of three models: Llama 3.1 8B (128 KiB
-a token), Llama 3.1 70B (320 KiB), DeepSeek V3, MLA (68.6 KiB); with several processes each has a
-prompt of its own and its share of the blocks. All is in memory: a mount with a RAM tier only, and
-the same tmpfs directly. GB/s of tensors, from the first process's beginning to the last one's end;
-in every round each way saves, loads and drops in its turn, best round and median of the rounds'
-ratios. What is written is rehearsed on the tmpfs right before.
+A prompt has --blocks blocks (64) of 64 tokens. The blocks have the shapes of three models: Llama
+3.1 8B (128 KiB a token), Llama 3.1 70B (320 KiB), DeepSeek V3, MLA (68.6 KiB). With several
+processes, each has a prompt of its own and its share of the blocks. All is in memory: a mount with
+a RAM tier only, and the same tmpfs directly.
 
-memcpy       memory to memory, in one call
-memcpy by 4  the same block by block, by as many threads as kvfs.client has
-raw          one write or read for each file, by as many threads
-kvfs         kvfs.client: save, load into a tensor that is there; mapped and then copied
-VUA          VUA's design (scripts/bench/ways.py), its groups being our blocks
-torch, safetensors    a file for each block, one after the other
+The figures are GB/s of tensors, from the first process's beginning to the last one's end. In every
+round each way saves, loads and drops in its turn. The tables show the best round and the median of
+the rounds' ratios. Each write is rehearsed on the tmpfs right before.
 
-`first load` comes right after the save, when the kernel asks anew about names and directories;
-`load` after that. `map` is the time until a block is a tensor over its file, nothing being read.
-`match` is of a prompt of 4,000 cached blocks, without its hashing: asked in one call where the
-mount answers such, and by bisection, whose calls of stat are counted.
+- memcpy: memory to memory, in one call
+- memcpy by 4: the same block by block, by as many threads as kvfs.client has
+- raw: one write or read for each file, by as many threads
+- kvfs: kvfs.client saves, and loads into a tensor that is there; also mapped and then copied
+- VUA: VUA's design (scripts/bench/ways.py), with our blocks as its groups
+- torch, safetensors: a file for each block, one after the other
+
+`first load` comes right after the save, when the kernel asks anew about names and directories.
+`load` comes after that. `map` is the time until a block is a tensor over its file; it reads no
+bytes. `match` is of a prompt of 4,000 cached blocks, without its hashing. It is one call where the
+mount answers such calls, and a bisection, whose calls of stat are counted.
 """
 
 import contextlib
@@ -98,7 +100,7 @@ def spec_of(shape: str) -> Spec:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a process does next: `phase` of `way` in `folder`."""
+    """The next work of a process: `phase` of `way` in `folder`."""
 
     phase: str
     way: str
@@ -383,7 +385,7 @@ def _expect(found: matching.Found, blocks: int) -> None:
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[object]]:
-    """What stat is called with."""
+    """Collect the paths of all calls of stat."""
     calls: list[object] = []
     stat = os.stat
 

@@ -2,11 +2,11 @@
 
     .venv/bin/python -m scripts.bench.replay TRACE [--requests 1500] [--capacity 5%] [--json FILE]
 
-TRACE and --block-tokens as `kvfs simulate` takes them. For each policy and capacity: `kvfs
-simulate` says how many blocks that is and what they would find; `kvfs replay` plays the same
-requests, with small files, in a namespace of a mount of its own that has a hard quota of as many
-objects and the same policy. Memory has room for all of them, so that the quota alone decides what
-goes.
+TRACE and --block-tokens are as `kvfs simulate` takes them. For each policy and capacity, `kvfs
+simulate` gives the number of blocks and their hit ratios. `kvfs replay` plays the same requests,
+with small files, in a namespace of a separate mount. The namespace has a hard quota of as many
+objects, and the same policy. Memory has room for all objects, so that the quota alone decides which
+go.
 
 --both-tiers gives memory room for a quarter of them only, so that three quarters are on NVMe.
 

@@ -1,4 +1,4 @@
-"""What a benchmark prints: the machine, tables, bars, and all of it as JSON on request."""
+"""The report of a benchmark: the machine, tables, bars, and all of it as JSON on request."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def _chosen(path: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on and ratios less so."""
+    """Return the facts of the machine, on which figures depend more than ratios."""
     return {
         "kernel": platform.release(),
         "cpu": _field("/proc/cpuinfo", "model name"),

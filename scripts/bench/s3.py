@@ -2,13 +2,16 @@
 
     .venv/bin/python -m scripts.bench.s3 [--size 8M ...] [--part PART ...] [--json FILE]
 
-A real S3 server of its own on loopback. `transfers`: uploads of what was written, and objects that
-only the bucket has, opened and read to their end by 1 and by 8 readers; boto3 does the same with
-files in a tmpfs like kvfs's, s3fs and rclone with a mount. All take turns in each round, with the
-same bytes; ratios are medians over the rounds. `opens`: open+close of objects in RAM, idle and
-while others go up and come down. `restart`: the first answer of a daemon that has 10,000 objects to
-upload.
-It wants root, `apt-get install s3fs rclone`, and `scripts/install.sh bench` for boto3's CRT.
+The server is a real S3 server on loopback, for this benchmark alone.
+
+- `transfers`: uploads of written objects, and reads of objects that only the bucket has. 1 and 8
+  readers open them and read them to their end. The client boto3 does the same with files in a tmpfs
+  like kvfs's; s3fs and rclone do it with a mount. All take turns in each round, with the same
+  bytes. Ratios are medians over the rounds.
+- `opens`: open+close of objects in RAM, idle and while other objects go up and come down.
+- `restart`: the first answer of a daemon that has 10,000 objects to upload.
+
+It needs root, `apt-get install s3fs rclone`, and `scripts/install.sh bench` for boto3's CRT.
 """
 
 import contextlib
@@ -86,11 +89,11 @@ class Field:
             (self.mounted.path / name).write_bytes((self.folder / name).read_bytes())
 
     def share(self, readers: int) -> list[str]:
-        """What so many read: nobody else has read it in this round."""
+        """Return the objects for this number of readers, which no other reads in this round."""
         return self.names[READERS.index(readers) :: len(READERS)]
 
     def cold(self) -> None:
-        """Nothing of kvfs has what only the bucket is to have."""
+        """Mount anew, so that only the bucket has the objects."""
         self.mounted.umount()
         self.mounted.mount()
         self.usage.rest("kvfs")  # its workers have started
@@ -121,7 +124,7 @@ class Field:
 
 
 def tier(mounted: Mounted) -> dict[str, Any]:
-    """What the daemon says of its bucket."""
+    """Return the daemon's status of its bucket."""
     found: dict[str, Any] = request(mounted.path, "status")["tiers"]["s3"]
     return found
 
@@ -229,10 +232,10 @@ def judged(
 def opens_meanwhile(
     folder: Path, memory: Path, place: Place, seconds: float, rounds: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """open+close of objects in RAM, idle, and while 8 threads read what is cold and 8 write.
+    """Time open+close of objects in RAM, idle, and while 8 threads read cold objects and 8 write.
 
-    Beside it that of a plain file on tmpfs in the same moments: who opens anything waits for a CPU
-    that others have, and no file system is to blame for that.
+    A plain file on tmpfs is timed in the same moments. Every open waits for a CPU that other
+    processes have, which is not the fault of a file system.
     """
     plain = memory / "plain"
     plain.write_bytes(b"")

@@ -1,6 +1,6 @@
-"""Who moves whole objects between files and a bucket: kvfs, and boto3 in its two ways.
+"""Clients that move whole objects between files and a bucket: kvfs, and boto3 in its two ways.
 
-A client may be called by several threads at once. Not for timing.
+Several threads may call a client at once. Not for timing.
 """
 
 import os

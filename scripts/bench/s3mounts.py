@@ -1,7 +1,7 @@
-"""Who reads objects of a bucket as files: s3fs and rclone, as Debian has them, and kvfs.
+"""Mounts that show objects of a bucket as files: s3fs and rclone, as Debian has them, and kvfs.
 
-Contract: each mounts what a bucket has at a folder that exists, and is unmounted when its context
-ends. `apt-get install s3fs rclone`, as root. Not for timing.
+Contract: each mounts the objects of a bucket at a folder that exists, and is unmounted when its
+context ends. It needs `apt-get install s3fs rclone`, as root. Not for timing.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What moving bytes costs: their rate, and processor time of each part for a GB.
+"""The cost of moving bytes: their rate, and processor time of each part for a GB.
 
-Contract: parts are processes with all their descendants, found anew at both ends; what ended in
-between is counted by nobody. Not for what is moved.
+Contract: parts are processes with all their descendants, found anew at both ends. A process that
+ends in between is not counted. Not for the moved bytes themselves.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ QUIET_S = 0.5  # how long a part must have done next to nothing
 
 
 class Usage:
-    """`parts`: the processes of each, asked for at both ends."""
+    """Measures the cost. `parts`: functions that give the processes of each part."""
 
     def __init__(self, parts: dict[str, Callable[[], list[int]]]) -> None:
         self.parts = parts

@@ -78,7 +78,7 @@ def idle_share(mounted: Mounted) -> float:
 
 
 def one_pass(mounted: Mounted, idle: float) -> dict[str, Any]:
-    """What a whole pass has read, and what it cost."""
+    """Run a whole pass, and return the bytes that it read and its cost."""
     begun = time.time()
     before = spent(mounted)
     tell(mounted, PERIOD)

@@ -4,15 +4,16 @@
 
 Reader processes open, read and close objects in RAM, in two namespaces at once:
 
-- at first both read as fast as they can. A third of that is the mount's bandwidth from then on
-  (`kvfs set MOUNTPOINT bandwidth=...`): there is overload, and the rest of the machine, whose load
-  differs from turn to turn, does not decide what a share is of;
-- limit: one is limited to a tenth of the bandwidth (`kvfs ns set MOUNTPOINT/NAME read_bytes=...`);
-- weights: theirs are 3 to 1;
-- bulk: one loads in bulk (`priority=bulk`), the other gets what it would without it, but for the
-  twentieth that bulk is promised.
+- at first: both read as fast as they can. A third of that is the mount's bandwidth from then on
+  (`kvfs set MOUNTPOINT bandwidth=...`). So there is overload, and the load of the rest of the
+  machine, which differs from turn to turn, does not change the bandwidth that is shared
+- limit: one is limited to a tenth of the bandwidth (`kvfs ns set MOUNTPOINT/NAME read_bytes=...`)
+- weights: their weights are 3 to 1
+- bulk: one loads in bulk (`priority=bulk`). The other gets as much as without the bulk load, except
+  for the twentieth that bulk is promised
 
-What is read within a window in the middle of each turn counts: not the start of the processes.
+Only bytes read in a window in the middle of each turn count, so the start of the processes does
+not.
 """
 
 import multiprocessing

@@ -2,13 +2,14 @@
 
     .venv/bin/python -m scripts.bench.soak --clients 8 --kills 200 --objects 100000 --json FILE
 
-Fills a mount with small sealed objects, lets clients work (see scripts/bench/workload), meanwhile
-kills the daemon, its movers or its standby with SIGKILL, and upgrades it, at times and in an order
-that --seed decides. Then reads every object once more. Exits with 1 if any operation failed, any
-byte was wrong, any sealed object lost, or anything is left open, reserved or said in the log.
+The soak fills a mount with small sealed objects, and lets clients work (see
+scripts/bench/workload). Meanwhile it kills the daemon, its movers or its standby with SIGKILL, and
+upgrades the daemon. --seed decides the times and the order. Then the soak reads every object once
+more. It exits with 1 if any operation failed, any byte was wrong, any sealed object was lost, or
+anything is left open, reserved or in the log.
 
 With --evict the tiers are small, so that objects are dropped all the time: then a miss is no
-failure, but a wrong byte is. How long calls waited is shown, and fails nothing.
+failure, but a wrong byte is. The waiting times of calls are shown, and fail nothing.
 """
 
 import contextlib
@@ -273,7 +274,7 @@ def plan(rng: random.Random, kills: int, kinds: list[str], upgrades: int) -> lis
 
 
 def left_over(status: dict[str, Any]) -> dict[str, int]:
-    """What must be zero when nobody uses a mount, and is not."""
+    """Return the figures that must be zero when no process uses a mount, and are not."""
     reserved = {
         f"{name}: reserved": tier["reserved_bytes"] for name, tier in status["tiers"].items()
     }
@@ -296,7 +297,7 @@ def surprises(log: Path, allowed: list[str]) -> list[str]:
 
 
 def allowed_in_log(kinds: list[str], *, evict: bool) -> list[str]:
-    """What the log may say because of what is killed, and because NVMe is too small for RAM."""
+    """Return the log lines that kills, and an NVMe tier that is too small for RAM, may cause."""
     killed = (
         ["a mover died over", "daemon .*(was killed by SIGKILL|closed its channel)"]
         if kinds

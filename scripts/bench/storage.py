@@ -2,19 +2,23 @@
 
     .venv/bin/python -m scripts.bench.storage [--tokens 1024] [--json FILE]
 
-Models of transformers with seeded weights: real code without training. `llama` with weights twice
-as large as it is initialised with, so that attention prefers some tokens; and `qwen2`, whose keys
+The models are transformers with seeded weights: real code without training. `llama` has weights
+twice as large as it is initialised with, so that attention prefers some tokens. The keys of `qwen2`
 have biases, with one channel in sixteen around ten times the others, as keys of trained models
-have. Nothing has taught them to damp what a layer passes on to the next. A prompt is prefilled, its
-KV cache stored and restored in blocks of 64 tokens as bfloat16, and the next 64 tokens are computed
-over it, each given, in float32. All is compared with the same over the cache of bfloat16 as it was:
-`raw` must be 0.
+have. No training has taught these models to damp errors from layer to layer.
 
-KV: relative error of keys and values. First layer: that of its attention's output, which is the
-store's alone. Layers: the mean of all layers, each after what those before it made of it. Logits:
-the largest difference, beside their standard deviation. KL: of the next token's distribution, in
-nats, mean and largest. Same: how often the most likely token is the same. Throughput is of blocks
-in memory, one thread, of a block of 8 MiB (Llama 3.1 8B).
+A prompt is prefilled, and its KV cache is stored and restored in blocks of 64 tokens as bfloat16.
+Then the next 64 tokens, which are given, are computed over it in float32. All results are compared
+with those over the unchanged cache of bfloat16: `raw` must be 0.
+
+- KV: the relative error of keys and values
+- First layer: the error of its attention's output, which only the store causes
+- Layers: the mean of all layers, each with the errors of the layers before it
+- Logits: the largest difference, beside their standard deviation
+- KL: of the next token's distribution, in nats, mean and largest
+- Same: how often the most likely token is the same
+
+Throughput is of blocks in memory, one thread, of a block of 8 MiB (Llama 3.1 8B).
 """
 
 import time
@@ -94,7 +98,7 @@ def prefilled(model: Any, tokens: Tensor) -> Tensor:  # noqa: ANN401 (as above)
 
 @torch.inference_mode()
 def continued(model: Any, kv: Tensor, tokens: Tensor) -> Pass:  # noqa: ANN401 (as above)
-    """What the model makes of `tokens` over a cache."""
+    """Run the model on `tokens` over a cache."""
     cache = DynamicCache()
     for at, (keys, values) in enumerate(_layers(kv)):
         cache.update(keys, values, at)
@@ -135,7 +139,7 @@ def relative(found: Tensor, right: Tensor) -> float:
 
 
 def compared(found: Pass, right: Pass) -> dict[str, float]:
-    """What the module's docstring says, but for KV."""
+    """Return the figures of the module's docstring, except KV."""
     p, q = right.logits.double().log_softmax(-1), found.logits.double().log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1)
     layers = [relative(a, b) for a, b in zip(found.attention, right.attention, strict=True)]
@@ -197,7 +201,7 @@ def costs(name: str, rounds: int) -> dict[str, Any]:
 @click.option("--seed", default=7, show_default=True)
 @click.option("--json", "output", type=click.Path(path_type=Path), help="All that was measured.")
 def main(tokens: int, rounds: int, seed: int, output: Path | None, *, quick: bool) -> None:
-    """What lossy storage does to attention, and what it costs."""
+    """Measure the errors and the costs, and print them."""
     tokens, rounds = (BLOCK, 1) if quick else (tokens - tokens % BLOCK, rounds)
     report = Report("storage", seed=seed, tokens=tokens, rounds=rounds)
     found = [row for model in MODELS for row in errors(model, tokens, seed)]

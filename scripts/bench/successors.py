@@ -1,10 +1,10 @@
-"""Which block of a prefix is opened next? What an order would have said, on recorded traces.
+"""Which block of a prefix is opened next? The predictions of orders, on recorded traces.
 
     .venv/bin/python -m scripts.bench.successors TRACE.jsonl.xz...
 
-Traces of Mooncake: a line a request, with the blocks of its prompt in `hash_ids`. A step is a block
-that was there before, the third of its request or a later one: by then two were opened in order.
-Blocks are made in the order in which they are first named. Not for whether a prefetch pays.
+The traces are Mooncake's: a line a request, with the blocks of its prompt in `hash_ids`. A step is
+a block that was there before, the third of its request or a later one: by then two were opened in
+order. Blocks are made in the order in which they are first named. Not for whether a prefetch pays.
 """
 
 import json

@@ -17,9 +17,9 @@ SHIFTS = 4096  # how many different contents a call can have, 64 bytes apart
 
 
 class Content:
-    """What is written: every call of every file differs, yet all of it stays in the CPU's cache.
+    """The written bytes: every call of every file differs, yet all stay in the CPU's cache.
 
-    A fast target must not be measured by how fast its source can be read from memory.
+    The speed of reading the source from memory must not limit a fast target.
     """
 
     def __init__(self, seed: int, call: int) -> None:
@@ -92,7 +92,7 @@ class Work:
         """Write and unlink the same files natively, so that the memory is there.
 
         A virtual machine's host takes free memory back and gives it again slowly, at the first
-        touch. What was freed a moment ago is still there, and is what is allocated first.
+        touch. Memory that was freed a moment ago is still there, and is allocated first.
         """
         folder = base.folder / "rehearsal"
         folder.mkdir(exist_ok=True)

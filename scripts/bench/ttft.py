@@ -2,12 +2,13 @@
 
     .venv/bin/python -m scripts.bench.ttft [--quick] [--preset 1b --device cuda] [--json FILE]
 
-The model of examples/chat.py is given a prefix and 32 tokens more; a mount of the benchmark's own
-has the prefix in its RAM tier, if it is on a machine that can mount (`--directory` takes any other
-place). *recompute* is one forward pass over all of it, *load* the prefix from the mount and a pass
-over the 32 tokens, in turns. *rate* is that of the bytes of the prefix on their way into the cache;
-*break-even rate* is how slow they might come until recomputing were as fast. Not for engines that
-serve many at once: there a loaded prefix also leaves the device to others.
+The model of examples/chat.py gets a prefix and 32 tokens more. The benchmark mounts kvfs and has
+the prefix in the RAM tier; on a machine that cannot mount, `--directory` takes any other place.
+
+*recompute* is one forward pass over all tokens. *load* is the load of the prefix from the mount and
+a pass over the 32 tokens. They take turns. *rate* is the rate of the prefix's bytes on their way
+into the cache. At the *break-even rate*, loading would take as long as recomputing. Not for engines
+that serve many requests at once: there a loaded prefix also leaves the device to other requests.
 """
 
 import contextlib

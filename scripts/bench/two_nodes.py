@@ -1,4 +1,4 @@
-"""What a shared prefix costs: creates, look-ups, listings and an import, on a real S3 server.
+"""The cost of a shared prefix: creates, look-ups, listings and an import, on a real S3 server.
 
     python scripts/bench/two_nodes.py DIRECTORY [OBJECTS]
 
@@ -73,7 +73,7 @@ class Bench:
 
     @staticmethod
     def bucket(kv: Mounted) -> dict[str, Any]:
-        """What its status says of the bucket."""
+        """Return the bucket's part of the mount's status."""
         found: dict[str, Any] = kv.status()["tiers"]["s3"]
         return found
 

@@ -2,13 +2,15 @@
 
     .venv/bin/python -m scripts.bench.watching [--namespaces 200] [--objects 10000] [--json FILE]
 
-A mount with that many namespaces and objects that nobody uses: processor time of the daemon, from
-/proc, in a minute without watchers, and in the next with `kvfs top` in a terminal (every 2 s) and
-the page open in a real browser (`scripts/browser.py`). The process that shows the page asks the
-daemon whether somebody looks or not, so the first minute is of a mount without. Each is a mount of
-its own, of what an earlier one has written. Then scrapes of /metrics, one after another, each
-answered anew: how long, and the processor time of the daemon and of who shows them together. Bars:
-1 % of a processor, and 50 ms for a scrape.
+A mount has that many namespaces and objects, which no program uses. The benchmark takes the
+daemon's processor time from /proc in a minute without watchers. In the next minute, `kvfs top` runs
+in a terminal (every 2 s), and the page is open in a real browser (`scripts/browser.py`).
+
+The process that shows the page asks the daemon even without a watcher, so the first minute is of a
+mount without that process. Each minute has its own mount, of the files of an earlier one. Then
+/metrics is scraped, one scrape after another, each answered anew. The figures are the time of a
+scrape, and the processor time of the daemon and the page's process together. The bars are 1 % of a
+processor, and 50 ms for a scrape.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Ways to keep the blocks of a prompt in files, each saving and loading the same tensors.
 
-What `prefix.py` compares. Each way has one prompt: `save` writes blocks, `load` fills a tensor that
-is there, as an engine's memory is, `map` gives tensors over files where the way has such, `drop`
-deletes. A way does what its users do, no more: nothing here is slowed down. Not for clocks.
+`prefix.py` compares these ways. Each way has one prompt. `save` writes blocks. `load` fills a
+tensor that is there, like an engine's memory. `map` gives tensors over files if the way has them.
+`drop` deletes the files. A way does the same as its users, no more: no way is slowed down. Not for
+clocks.
 """
 
 import ctypes
@@ -91,10 +92,11 @@ class Client(Way):
 class Vua(Way):
     """VUA's design (vast-data/VUA, src/vua/core.py), one group for each block.
 
-    A directory for each group, named by SHA-1 of all tokens up to it, made under a temporary name;
-    a link to the one before; its tensor cloned out of the cache, put into a safetensors file in
-    memory and written, its tokens beside it, both synced; the directory renamed. Loading reads
-    whole files, cuts the tensors out of them and puts the groups together. A thread for each group.
+    Each group has a directory, named by the SHA-1 of all tokens up to it, and a link to the group
+    before. The directory is made under a temporary name, and renamed at the end. A save clones the
+    group's tensor out of the cache, puts it into a safetensors file in memory, and writes the file.
+    The tokens are written beside it, and both are synced. A load reads whole files, cuts the
+    tensors out of them and puts the groups together. Each group has a thread.
     """
 
     def save(self, blocks: Tensor) -> None:

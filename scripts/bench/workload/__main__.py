@@ -50,7 +50,7 @@ class Client:
         return enough or bool(select.select([sys.stdin], [], [], 0)[0])
 
     def _guard(self, behaviour: Callable[[], None]) -> bool:
-        """Whether it went as it must. What did not is told."""
+        """Run a behaviour, and report an error as a finding. Returns whether it succeeded."""
         try:
             behaviour()
         except WrongError as error:

@@ -23,7 +23,7 @@ LONG_AGO = 10**18  # ns; times that are set are around it
 
 @dataclass(eq=False)
 class File:
-    """What one inode must show."""
+    """The expected state of one inode."""
 
     content: bytearray
     mode: int = 0o640

@@ -21,7 +21,7 @@ def path(task: Task, index: int) -> str:
 
 
 def content(seed: int, index: int) -> bytes:
-    """What an object contains."""
+    """Return the content of an object."""
     rng = random.Random(f"{seed}:{index}")  # noqa: S311 (repeatable)
     return rng.randbytes(LARGE if index % EACH == 0 else rng.choice(SIZES))
 

@@ -35,7 +35,7 @@ def _renameat2(old: str, new: str, flags: int) -> None:
 
 
 def whole(body: bytes) -> bytes:
-    """What a published file contains: nobody may see a part of it."""
+    """Return the content of a published file, of which no client may see only a part."""
     return hashlib.sha256(body).digest() + body
 
 
@@ -162,7 +162,7 @@ class Shared:
 
 
 def disagreements(folder: Path, answers: list[Answer]) -> Iterator[str]:
-    """What the clients say together that is not so, in a directory that they have left."""
+    """Yield contradictions between the clients' answers and the directory that they have left."""
     yield from _wrong_winners(folder, answers)
     yield from _wrong_logs(folder, answers)
     tokens = sorted(path.read_bytes()[32:] for path in (folder / "tokens").iterdir())

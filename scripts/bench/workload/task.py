@@ -1,7 +1,7 @@
-"""What one client is told, what it answers, and its system calls.
+"""The task of one client, its answer, and its system calls.
 
-Contract: a client's calls all go through `Calls`, which counts them and remembers when the slow
-ones were. A `WrongError` is what a client saw and no file system may show.
+Contract: all calls of a client go through `Calls`, which counts them and remembers the times of
+slow ones. A client raises `WrongError` if it sees a result that no file system may show.
 """
 
 import json
@@ -117,7 +117,7 @@ class Calls:
             self.close(fd)
 
     def contents(self, fd: int) -> bytes:
-        """Whatever the file has now: its size may change meanwhile."""
+        """Read the file to its end; its size may change meanwhile."""
         parts, offset = [], 0
         while part := self.pread(fd, 1 << 20, offset):
             parts.append(part)
