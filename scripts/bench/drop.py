@@ -163,7 +163,7 @@ def opening(mounted: Mounted) -> Iterator[Opens]:
         child.join()
 
 
-# Who still sees what
+# Names that are still seen
 
 
 @contextmanager

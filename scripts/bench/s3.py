@@ -58,7 +58,7 @@ P99 = Bar("p99 of open+close, others going up and down / idle", 3, at_least=Fals
 FIRST = Bar("first answer with what is to be uploaded, s", 1, at_least=False)
 FOUND = Bar("of what was to be uploaded is found again", 1)
 RESIDENT, RESIDENT_SIZE = 64, 256 << 10
-PAUSE_S = 0.1  # of a thread between two objects: what is asked is whether opens wait for transfers
+PAUSE_S = 0.1  # of a thread between two objects: the question is whether opens wait for transfers
 COLD, COLD_SIZE = 96, 8 * MiB  # more than the RAM tier holds, so that reading them in turn is cold
 
 

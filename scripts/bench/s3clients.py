@@ -53,7 +53,7 @@ class Kvfs:
         self._free: queue.SimpleQueue[Transfers] = queue.SimpleQueue()
         for _ in range(clients):
             self._free.put(Transfers(self._store, terms))
-        # What the catalog knows of an object: its digest, and its ETag where it is in the bucket.
+        # The catalog's facts of an object: its digest, and its ETag if it is in the bucket.
         self._digests: dict[str, bytes] = {}
         self._objects: dict[str, tuple[int, str, bytes]] = {}
 

@@ -33,7 +33,7 @@ from scripts.bench.workload import sealed, shared
 from scripts.bench.workload.task import SLOW, Answer, Task
 
 VICTIMS = ("daemon", "movers", "standby")
-PATIENCE = 60.0  # s; what has not happened by then never will
+PATIENCE = 60.0  # s; an event that has not come by then never will
 IN_FLIGHT = 0.1  # s after an event; calls that begin by then meet what it has interrupted
 LISTED = 20
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ class Crew:
 
 
 class Soak:
-    """One run, on a mount that somebody else has made. `status` is its state as a dict."""
+    """One run, on a mount that the caller has made. `status` is its state as a dict."""
 
     def __init__(self, folder: Path, status: Status, task: Task, seconds: float) -> None:
         self.folder = folder
@@ -175,7 +175,7 @@ class Soak:
         if not self.task.evict:
             shared.prepare(self.folder / "shared")
 
-    # What happens meanwhile
+    # The kills and upgrades
 
     def _events(self, crew: Crew, events: list[str], upgrade: Callable[[], object]) -> None:
         start = time.monotonic()
@@ -219,7 +219,7 @@ class Soak:
             if f"{name}_pid" in status:
                 self.outcome.memory[f"{name}_{when}"] = resident_bytes(status[f"{name}_pid"])
 
-    # What they found
+    # The findings
 
     def _take(self, answer: Answer) -> None:
         self.outcome.operations += sum(answer.calls.values())
@@ -290,7 +290,7 @@ def _files(tier: dict[str, Any]) -> int:
 
 
 def surprises(log: Path, allowed: list[str]) -> list[str]:
-    """Warnings and errors in a daemon's log that nobody asked for."""
+    """Return the warnings and errors in a daemon's log that the run did not cause."""
     lines = log.read_text().splitlines() if log.exists() else []
     loud = [line for line in lines if re.match(r"\S+ \S+ (WARNING|ERROR|CRITICAL)", line)]
     return [line for line in loud if not any(re.search(pattern, line) for pattern in allowed)]

@@ -93,7 +93,7 @@ def main(*, rounds: int, seed: int, nvme: Path, output: Path | None) -> None:
             for turn in range(rounds):
                 mounted.umount()
                 mounted.mount()
-                # What was compared in this mount is not again: then an open is as without.
+                # This mount does not compare a copy again: a later open is as without.
                 for compared in (True, False) if turn % 2 else (False, True):
                     run(mounted, found, compared=compared)
     keys = [(size, cache) for size in SIZES for cache in CACHES]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from kvfs.client import PrefixCache, Spec
 
-THREADS = 4  # of kvfs.client, as it is by itself, and of whatever is compared with it
+THREADS = 4  # of kvfs.client by itself, and of each way that is compared with it
 
 
 def contents(tensor: Tensor) -> memoryview:

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GAP = "…"
 
-# What the command line prints before it exits: with 2 (ConfigError), with 1, or with 8 (fsck).
+# Errors that the command line prints before it exits with 2 (ConfigError), 1 or 8 (fsck).
 _PRINTED = {
     "BadParameter",
     "ClickException",
@@ -27,7 +27,7 @@ _PRINTED = {
 }
 # Of a bucket as a whole: `kvfs status` shows them beside the tier, with nothing around them.
 _OF_THE_BUCKET = {"OutageError", "RefusedError"}
-# Here any domain error is read by who asked for it with a command.
+# Here the user of a command reads any domain error.
 _BEHIND_COMMANDS = {
     "kvfs/core/jobs/tree_jobs.py",
     "kvfs/core/jobs/warm.py",
@@ -47,7 +47,7 @@ _SCRIPTS = {
 
 _LOGGED = {"warning", "error", "critical", "exception"}
 _CONVERSION = re.compile(r"%[-+#0-9.]*[a-z]")
-_WORD = re.compile(r"[a-z]{2}")  # what has none is a frame for other messages
+_WORD = re.compile(r"[a-z]{2}")  # a text without words is a frame for other messages
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -96,7 +96,7 @@ def _told(node: ast.AST, path: str, above: Mapping[str, set[str]]) -> Iterator[a
         return
     name = ast.unparse(node.func)
     last = name.rpartition(".")[2]
-    if name.startswith("log.") and last in {*_LOGGED, "log"}:  # whose level may be a warning's
+    if name.startswith("log.") and last in {*_LOGGED, "log"}:  # its level may be a warning's
         yield from _logged(node.args[last == "log" :])
     elif name == "click.echo" and "err=True" in map(ast.unparse, node.keywords):
         yield node.args[0]

@@ -8,7 +8,7 @@ import pytest
 from tests.docs import commands
 
 DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in commands.ROOT.glob("docs/*.md"))]
-# A line that somebody could copy into a shell.
+# A line that a reader could copy into a shell.
 COMMAND = re.compile(r"\s*(\$ |kvfs |\.venv/|scripts/|mount |curl |systemctl |apt-get |helm |pip )")
 
 

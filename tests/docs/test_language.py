@@ -15,7 +15,7 @@ DOCUMENTS = sorted(
 )
 PACKAGES = ["kvfs", "tests", "scripts"]
 LONG_SHARE = 0.02  # of sentences may have more than `language.LONG` words
-LINE = 100  # characters of a line, but for rows of tables
+LINE = 100  # characters of a line, except for rows of tables
 CELL = 120  # characters of a cell
 # Words and phrases that readers had to decode, and names that are not the field's.
 OLD = re.compile(

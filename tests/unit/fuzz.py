@@ -24,7 +24,7 @@ fuzzed = settings(
     suppress_health_check=list(HealthCheck),
 )
 
-# What parsers stumble over: ends of lines and texts, numbers without an end, nests, other digits.
+# Hard input for parsers: ends of lines and texts, numbers without an end, nests, other digits.
 PIECES = (
     *("\0", "\n", "\r\n", "\x1b[31m", "\u202e", "\udcff", "é", "e\u0301", "\u0663", "\\", "\\,"),
     *("..", "/", "//", "%00", "%2e", "@", "=", ",", ":", ";", "[", "]", '"', "'", "{", "}", " "),

@@ -150,7 +150,7 @@ class Walk:
         file.names.add(name)
         self.files[name] = file
 
-    # What can happen
+    # The possible steps
 
     async def step(self) -> None:
         operations, weights = zip(*self.operations.items(), strict=True)
@@ -654,7 +654,7 @@ REFUSALS = (
 def test_accounts_of_namespaces_are_right_after_every_operation(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And after a restart, in the middle of whatever the background does."""
+    """This holds after a restart, too, in the middle of any background work."""
     monkeypatch.setattr(walks, "STEP", 2)
 
     async def life(made: World, walker: SpaceWalk) -> None:
@@ -782,7 +782,7 @@ def test_accounts_are_right_between_any_two_awaits(
             made.dispatcher.demotion.reclaimable = 0
             while made.dispatcher.jobs or made.ledger.trash.files:
                 await trio.lowlevel.checkpoint()
-            for _ in range(20):  # what is being thrown away is neither here nor there
+            for _ in range(20):  # a copy that is being thrown away counts on neither side
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
         await made.check_at_rest()

@@ -125,7 +125,7 @@ def test_everyone_is_first_in_turn() -> None:
 
 
 def test_the_best_rival_is_the_one_whose_median_is_best() -> None:
-    """One lucky round makes nobody the best; the ratio is that of the rounds' pairs."""
+    """One lucky round makes no rival the best; the ratio is that of the rounds' pairs."""
     ours = measure.Series((9.0, 18.0, 9.0))
     rivals = {
         "lucky": measure.Series((50.0, 1.0, 1.0)),

@@ -32,7 +32,7 @@ def store() -> MemoryStore:
 
 @asynccontextmanager
 async def emptying(made: World) -> AsyncIterator[None]:
-    """The trash is emptied beside whatever happens, as by the dispatcher."""
+    """Empty the trash beside all other steps, as the dispatcher does."""
     lock, empty = trio.Lock(), made.dispatcher.trash.empty
 
     async def empty_alone() -> None:
@@ -83,7 +83,7 @@ class Transport:
         ledger = self.world.ledger
         for inode in self.world.inodes():
             busy = inode.ino in ledger.table.open or inode.ino in ledger.table.busy
-            busy |= inode.ino in self.world.dispatcher._jobs  # who opens it would wait for the job
+            busy |= inode.ino in self.world.dispatcher._jobs  # an open of it would wait for the job
             here = inode.in_bucket and ledger.tiers.holders(inode)
             if here and not busy and self.random.random() < 0.4:
                 ledger.removals.evict(inode)

@@ -1,4 +1,4 @@
-"""Calls that are given up, and what becomes of what they bring when nobody waits any more."""
+"""Calls that are given up, and their late results, for which no caller waits any more."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def test_answers_and_errors_come_back(made: Calls) -> None:
             await made.call(Job("open", refuse))
 
     trio.run(case)
-    assert made.health.state == "healthy"  # what an error means is said by who knows the call
+    assert made.health.state == "healthy"  # the caller knows what an error means
 
 
 def test_a_call_without_an_answer_is_given_up_and_taken_back(made: Calls) -> None:

@@ -262,7 +262,7 @@ def test_attributes_go_with_their_inode_and_one_by_one(catalog: Catalog) -> None
     assert catalog.inode(20) is None
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize("found", [str(FORMAT + 1), "900", "draft"])

@@ -540,7 +540,7 @@ def test_a_damage_is_found_mended_and_gone(
     run(case, tmp_path)
 
 
-# What the record says was changed behind the back of the accounts, as no daemon does.
+# The record was changed without the accounts, as no daemon does.
 UNACCOUNTED = {
     "no_copy_claimed",
     "record_unreadable",
@@ -662,7 +662,7 @@ def test_a_directory_among_the_backing_files_is_left(tmp_path: Path) -> None:
 
 
 def test_a_damaged_copy_is_taken_from_an_open_object(tmp_path: Path) -> None:
-    """Its handle reads on; nobody else opens the copy."""
+    """Its handle reads on; no other open gets the copy."""
 
     async def case(made: World) -> None:
         there = await small(made)
@@ -836,7 +836,7 @@ def test_memory_that_is_gone_is_noted_and_is_no_damage(tmp_path: Path) -> None:
 def test_after_a_power_loss_copies_are_verified_with_hashes_only(tmp_path: Path) -> None:
     async def before(made: World) -> None:
         await small(made)
-        await made.store(b"g", OTHER, made.disk)  # no digest: nobody has settled it
+        await made.store(b"g", OTHER, made.disk)  # no digest: it was not settled
 
     async def after(made: World) -> None:
         assert list(made.ledger.suspect)

@@ -328,7 +328,7 @@ def test_settings_that_make_no_sense_become_the_defaults(tmp_path: Path) -> None
         trio.run(after, made)
 
 
-# What is no damage
+# States that are no damage
 
 
 @pytest.mark.parametrize("live", [True, False])

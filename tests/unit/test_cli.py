@@ -164,7 +164,7 @@ def test_bad_input_is_refused_in_one_line_with_exit_code_2(
 
 @pytest.mark.parametrize("arguments", [("status",), ("umount",), ("fsck",), ("flush",)])
 def test_a_name_in_a_refusal_moves_nothing_on_a_terminal(arguments: tuple[str, ...]) -> None:
-    """Somebody else's directory may be called so, and be given by a pattern of the shell."""
+    """A directory of another program may have this name, and a shell pattern may pass it."""
     done = kvfs(*arguments, "/tmp/\x1b]0;title\x07\x1b[2J\u202e\udcff")
     assert done.exit_code
     assert done.stderr.rstrip("\n").isprintable()

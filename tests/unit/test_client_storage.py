@@ -16,7 +16,7 @@ from kvfs.client.storage import DTYPES, Storage, UnstorableError, storage
 from tests.unit import storage_reference as reference
 from tests.unit.fuzz import answers_in_time, fuzzed, spoiled
 
-Wrong: TypeAlias = Any  # what no type allows
+Wrong: TypeAlias = Any  # no type allows this
 VECTORS: list[dict[str, Any]] = json.loads(
     Path(__file__).with_name("prefix_vectors.json").read_text()
 )["storage"]
@@ -217,7 +217,7 @@ def test_what_fp8_has_stored_is_stored_again_without_a_loss(
 ) -> None:
     axes, block = given_
     made = storage("fp8", axes, block.dtype)
-    once = round_trip(made, block / 2)  # what was rounded up beyond the limit would be refused
+    once = round_trip(made, block / 2)  # a size rounded up beyond the limit would be refused
     assert torch.equal(round_trip(made, once), once)
 
 
@@ -230,7 +230,7 @@ def test_one_head_does_not_spoil_another() -> None:
     assert torch.equal(before[:, :, :, 0], after[:, :, :, 0])
 
 
-# The same bytes, whatever else
+# The same bytes in all cases
 
 
 @pytest.mark.parametrize("name", ["raw", *LOSSY])
@@ -277,7 +277,7 @@ def test_raw_is_the_memory() -> None:
         assert storage("raw", SMALL, dtype).stored_bytes == 384 * dtype.itemsize
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize("name", LOSSY)

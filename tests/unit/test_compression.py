@@ -149,7 +149,7 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_object() -> None:
-    """A few frames, whatever the size."""
+    """There are a few frames for any size."""
     size = 32 * FRAME
     with file() as source, file() as destination, file() as back:
         for number in range(32):

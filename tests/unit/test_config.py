@@ -32,7 +32,7 @@ def mountpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nobody() -> Iterator[Path]:
-    """Run as nobody, with a directory that root owns and all may read."""
+    """Run as user nobody, with a directory that root owns and all may read."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         place = Path(directory)
         place.chmod(0o755)
@@ -52,7 +52,7 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     umount(path)
 
 
-# What is understood
+# Accepted options
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_every_option_is_described() -> None:
     }
 
 
-# What is refused for its text alone
+# Texts that are refused by themselves
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_a_hot_option_changes_and_no_other_does() -> None:
         parse_hot("reclaimable", "x")
 
 
-# What the machine does not bear
+# Options that the machine cannot serve
 
 
 def test_a_sound_configuration_passes_and_changes_nothing(mountpoint: Path, tmp_path: Path) -> None:

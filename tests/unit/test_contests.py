@@ -236,7 +236,7 @@ def test_the_winner_replaces_its_file(
         (inode,) = await lost(other, b"k")
         held = other.made.catalog.inode(inode.ino)
         assert held is not None
-        held.digest = digest(B)  # somebody has computed it meanwhile
+        held.digest = digest(B)  # a program has computed it meanwhile
         with other.made.catalog.batch() as batch:
             batch.put(held)
         await one.store(b"k", theirs)

@@ -641,7 +641,7 @@ def test_what_others_have_deleted_or_replaced_goes_at_its_next_lookup(
 def test_a_404_that_is_not_about_the_object_takes_nothing_away(
     run: Callable[[Case], None], says: str, *, copy: bool
 ) -> None:
-    """The bucket is gone, or somebody between answers to what he does not know."""
+    """The bucket is gone, or a proxy answers requests that it does not know."""
 
     async def case(one: Node, other: Node) -> None:
         await one.store(b"x", A)

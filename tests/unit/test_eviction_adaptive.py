@@ -155,7 +155,7 @@ def test_would_be_answers_are_those_of_caches_of_that_size(entries: int, within:
     answers = would_be.answers()
     assert list(answers) == [0.5, 1.0, 2.0, 4.0]
     for times, answer in answers.items():
-        # The first accesses miss whatever the size: the window has all but forgotten them.
+        # The first accesses miss at any size: the window has forgotten nearly all of them.
         full = make("lru", int(1000 * times))
         ratio(full, trace[:15_000])
         assert abs(answer - ratio(full, trace[15_000:])) <= within, (times, answer)

@@ -1,4 +1,4 @@
-"""Leaf-first: a block does not outlive its prefix, whatever the policy inside."""
+"""Leaf-first eviction: a block does not outlive its prefix, with any policy inside."""
 
 import pytest
 from hypothesis import given

@@ -226,7 +226,7 @@ CHANGES: dict[str, Callable[[World, Inode], object]] = {
 def test_a_read_that_fails_within_a_change_leaves_the_record_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """The catalog answers nothing any more, so that nobody can ask it what the record was."""
+    """Let the catalog answer nothing any more, so that no code can read the old record."""
 
     async def case(made: World) -> None:
         inode = await made.make_file(b"a", BYTES)

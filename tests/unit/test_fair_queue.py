@@ -354,7 +354,7 @@ def test_loading_weights_does_not_starve_reads_nor_they_it() -> None:
                 await shares.take("kv", MIB // 4)
                 waits.append(trio.current_time() - begin)
                 await trio.sleep(0.02)
-            assert loaded >= 1512 << 20  # what is left over, of 20 s
+            assert loaded >= 1512 << 20  # the rest of 20 s
             nursery.cancel_scope.cancel()
         assert max(waits) <= 2 * PIECE / (100 * MIB)
 

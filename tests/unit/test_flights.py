@@ -49,7 +49,7 @@ def test_the_work_of_a_key_is_done_once_for_all_that_wait() -> None:
         assert [flight.problem for flight in case.found] == [None] * 4
         assert not len(case.flights)
         await case.ask()
-        assert case.done == 3  # what has ended is begun anew
+        assert case.done == 3  # ended work is begun anew
 
     trio.run(run)
 

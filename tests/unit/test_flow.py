@@ -467,7 +467,7 @@ def test_what_a_crash_left_half_done_is_swept(tmp_path: Path) -> None:
         litter = [
             made.disk.path(inode.ino, 1),  # a demotion that was not committed
             made.disk.path(kept.ino, 2),  # a writer's new version
-            made.disk.path(12, 1),  # of nobody
+            made.disk.path(12, 1),  # of no program
             f"{made.disk.path(inode.ino, 1)}.part",
             made.fast.path(kept.ino, 1),
         ]

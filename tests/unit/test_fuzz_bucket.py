@@ -86,7 +86,7 @@ NODE = Node("me-1", "host", "/mnt/kv", frozenset({Space(b"a", 1)}), frozenset({S
 @example(NEST, "me-1")
 @example(b'{"format": 1}', "me-1")
 def test_what_nodes_say_of_themselves(content: bytes, identity: str) -> None:
-    """One that makes no sense is said, and keeps nobody from being read."""
+    """A record that makes no sense is logged, and does not keep others from being read."""
     identity = identity.encode("utf-8", "replace").decode()  # keys are text of XML
     store = MemoryStore()
     store.put(

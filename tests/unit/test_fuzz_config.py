@@ -190,7 +190,7 @@ def test_fail_points(text: str) -> None:
 @given(st.lists(st.binary(min_size=1, max_size=50).filter(lambda name: b"\0" not in name)))
 @example(["\u2028".encode(), b"\x0b\x0c\x1c\x85", b" - ", b"#\\040"])
 def test_tables_of_mounts(tmp_path: Path, names: list[bytes]) -> None:
-    """Anybody may mount on a directory of any name; the kernel escapes four bytes of them."""
+    """Any user may mount on a directory of any name; the kernel escapes four bytes of names."""
     (tmp_path / "self").mkdir(exist_ok=True)
     lines = [
         b"22 1 0:2 / /%b rw - fuse.kvfs kvfs rw,user_id=0\n" % _escaped(name) for name in names

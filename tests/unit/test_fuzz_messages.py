@@ -21,7 +21,7 @@ from kvfs.metrics.__main__ import handler
 from kvfs.web.serving import Snapshot
 from tests.unit.fuzz import fuzzed, in_time, long_ones, spoiled_bytes
 
-US, _THEM = socket.socketpair()  # both ends are of who mounted
+US, _THEM = socket.socketpair()  # both ends belong to the user that mounted
 NEST = b"[" * 3000  # more than Python has stack for
 REQUESTS = (
     '{"verb": "echo", "arguments": {"name": "a", "settings": {"ttl": "7d"}}, "again": true}\n',

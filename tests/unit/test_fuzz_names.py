@@ -31,7 +31,7 @@ NAMES = (
     "cache.rank_3",
 )
 PARENTS = ("m_0123456789ab_r0", "0a1", "bc_g0", "0" * 40, "7%" + "0" * 40, "0" * 32, "plain")
-# What may be wrong with a name, to whoever takes it for text, a path, a URL or a header.
+# Names that are wrong for code that takes them for text, a path, a URL or a header.
 HOSTILE = (
     *(
         b"\n",

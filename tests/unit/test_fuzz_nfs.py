@@ -66,7 +66,7 @@ def test_no_text_takes_for_ever() -> None:
 
 
 def test_what_is_not_said_is_safe() -> None:
-    """A client's root is nobody, and clients' programs are root's."""
+    """A client's root maps to nobody, and clients' programs are root's."""
     export = Export(Path("/mnt/kv"), FSID, networks("--allow", ["10.0.0.0/8"]))
     options = export.line().partition("(")[2].split(",")
     assert "root_squash" in options

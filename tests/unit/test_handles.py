@@ -114,7 +114,7 @@ def test_a_takeover_keeps_handles_and_finishes_releases(held: OpenObject) -> Non
 
 
 def test_who_opened_and_died_leaves_an_orphan(held: OpenObject) -> None:
-    """BOUND: nobody was told. ANSWERING: somebody may have been, and will release it."""
+    """BOUND: the kernel has no answer. ANSWERING: it may have one, and will release the handle."""
     handles = Handles(100, Memory())
     handles.adopt(
         [slot(1, State.BOUND, request=1), slot(2, State.ANSWERING, request=2)], 3, lambda _: held

@@ -17,13 +17,13 @@ from kvfs.movement.files import BLOCK, data_ranges
 
 TIB = 1 << 40
 # One block each, or what is left of one at the end: data, a hole, zeros that were written, and data
-# whose beginning or end is zeros.
+# with a beginning or end of zeros.
 KINDS = st.sampled_from(["data", "hole", "hole", "zeros", "late", "early"])
 LAYOUTS = st.tuples(st.lists(KINDS, max_size=40), st.integers(0, BLOCK - 1), st.binary(min_size=8))
 PATIENT = settings(
     max_examples=60,
     deadline=None,
-    print_blob=True,  # what a failure is to be repeated with
+    print_blob=True,  # the seed that repeats a failure
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 

@@ -45,7 +45,7 @@ def test_probes_that_fail_bring_down(health: Health) -> None:
     health.probed(4.0, "probe: EROFS")
     assert (health.state, health.why, health.since) == ("down", "probe: EROFS", 4.0)
     assert health.down
-    assert not health.stuck  # what answers may be asked
+    assert not health.stuck  # a tier that answers may be asked
 
 
 def test_silence_brings_down_at_once_until_a_probe_is_answered(health: Health) -> None:

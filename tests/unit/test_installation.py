@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("kvfs", "setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
-# What the daemon and the commands need, and an engine's environment need not have.
+# The daemon and the commands need these; an engine's environment need not have them.
 ABSENT = (
     *("blosc", "boto3", "botocore", "click", "msgpack", "prometheus_client", "pyfuse3", "rich"),
     *("rocksdict", "trio", "trio_parallel"),

@@ -74,7 +74,7 @@ def known(catalog: Catalog) -> list[int]:
     return [number for number in range(COUNT) if catalog.fact(f"fact {number}") == "x" * number]
 
 
-# What a damaged log lacks
+# Changes that a damaged log lacks
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "deleted"])
@@ -169,7 +169,7 @@ def test_ends_that_both_lack_are_lost_but_not_in_silence(tmp_path: Path, seed: i
     catalog.close()
 
 
-# What nobody has
+# Lost changes
 
 
 @pytest.mark.parametrize("damage", ["deleted", "emptied", "cleared"])

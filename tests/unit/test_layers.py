@@ -49,8 +49,8 @@ LAYERS = (
         *("kvfs.matching", "kvfs.leasing", "kvfs.prefix"),
     ),
 )
-# The command line talks to the daemon; what it may know of the rest is what both need, and what
-# needs no daemon.
+# The command line talks to the daemon. It may know the modules that both need, and those that need
+# no daemon.
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.profiles", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
@@ -83,7 +83,7 @@ HOMES = {
     "matplotlib": ("kvfs.simulation.curves",),
     "torch": ("kvfs.client", "kvfs.connectors"),  # runs in engines, and nowhere else
 }
-# What the command line loads for one way of running only.
+# The command line loads these for one way of running only.
 CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck"), ("kvfs.cli.gc", "kvfs.gc")}
 NEVER = ("requests", "numpy")
 

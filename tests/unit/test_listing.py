@@ -1,4 +1,4 @@
-"""A listing lets others in, however many entries it passes by that nobody finds any more."""
+"""A listing lets other tasks run, even if it skips many entries that no look-up finds."""
 
 import errno
 import time

@@ -128,7 +128,7 @@ def one(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, frozenset(labels.items())]
 
 
-# What is exported
+# The exported metrics
 
 
 def leaves(found: Any) -> Iterator[float]:  # noqa: ANN401 - any JSON
@@ -239,7 +239,7 @@ def test_bounds_rise() -> None:
     assert len(Histogram().counts) == len(BOUNDS) + 1
 
 
-# What is written about it
+# The documents of the metrics
 
 
 def test_each_metric_is_documented_and_each_documented_one_exists() -> None:
@@ -426,7 +426,7 @@ def test_each_alert_has_its_cause(tmp_path: Path) -> None:
     assert "SUCCESS" in promtool("test", "rules", file)
 
 
-# Who is asked
+# Requests to daemons
 
 
 def test_many_that_ask_at_once_ask_the_daemon_once() -> None:
@@ -528,7 +528,7 @@ def test_metrics_have_the_manners_of_the_page(request_: bytes, wanted: int) -> N
 
 
 def test_who_connects_and_asks_nothing_makes_way_for_who_asks() -> None:
-    """Anybody of this machine reaches the port; a scraper is to have its answer all the same."""
+    """Any process of this machine reaches the port; a scraper must still get its answer."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = Server(listening, handler(Snapshot(lambda _: None), private=True))
         serving = threading.Thread(target=server.serve_forever, args=(0.01,))

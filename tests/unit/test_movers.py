@@ -116,7 +116,7 @@ def test_a_job_without_an_answer_is_given_up(tmp_path: Path) -> None:
     """Its worker is killed, what it has left half made removed, and another one takes its place."""
     (tmp_path / "a").write_bytes(b"content")
     (tmp_path / "b.part").touch()
-    os.mkfifo(tmp_path / "silent")  # opening it waits for somebody to write
+    os.mkfifo(tmp_path / "silent")  # opening it waits for a writer
 
     async def case(movers: MoverPool) -> None:
         with pytest.raises(MoverOverdueError, match="no answer after"):

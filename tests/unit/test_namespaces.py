@@ -603,7 +603,7 @@ def test_who_has_most_beyond_its_share_gives_first(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-# What goes
+# Victims
 
 
 @pytest.mark.parametrize("settings", [{"pin": "on"}, {"eviction": "never"}])
@@ -1067,7 +1067,7 @@ def test_a_hidden_file_is_gone_after_a_death(tmp_path: Path) -> None:
         trio.run(made.check_at_rest)
 
 
-# What names say
+# The meaning of names
 
 
 def test_a_path_begins_at_the_namespace(tmp_path: Path) -> None:
@@ -1129,7 +1129,7 @@ def test_a_temporary_name_says_which_block_it_will_be(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-# What policies are told
+# Calls of policies
 
 
 def test_policies_know_how_much_room_there_is(tmp_path: Path) -> None:

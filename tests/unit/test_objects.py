@@ -334,7 +334,7 @@ def test_an_unlinked_file_lives_until_it_is_closed(made: World) -> None:
         assert made.content(again) == BYTES
         await made.close(again, writable=False)
         await made.close(held, writable=False)
-        for _ in range(2):  # who has looked its name up before that opens it yet
+        for _ in range(2):  # a program that has looked its name up before can still open it
             made.check()
             late = await made.objects.open(inode.ino, writable=False)
             assert made.content(late) == BYTES

@@ -1,4 +1,4 @@
-"""Directories that somebody else made, or may exchange: refused, and nothing is changed there."""
+"""Directories that another user made, or may exchange, are refused and left unchanged."""
 
 import os
 import shutil
@@ -95,7 +95,7 @@ def test_a_link_of_ones_own_and_a_parent_like_tmp_are_as_good_as_any(tmp_path: P
 
 @pytest.fixture
 def shared_memory() -> Iterator[Path]:
-    """The name of the RAM tier of somebody without privileges, which anybody can guess."""
+    """The path of an unprivileged user's RAM tier, which any user can guess."""
     path = Path(f"/dev/shm/kvfs-{NOBODY}-test-ownership")
     yield path
     if path.is_symlink():

@@ -72,7 +72,7 @@ def on_nvme(made: World, inode: Inode) -> Path:
 
 
 async def check_sound(made: World) -> None:
-    """Nothing is wrong, whatever is read."""
+    """Check that fsck finds nothing, with all bytes read."""
     assert await find(made) == []
 
 
@@ -397,7 +397,7 @@ def test_an_unlink_takes_it_along(made: World) -> None:
     trio.run(case)
 
 
-# What comes between
+# Changes during a job
 
 
 async def unlinked(made: World, _: Inode) -> None:
@@ -452,7 +452,7 @@ async def _nothing() -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Nobody sees it by the time."""
+    """Replace a file's content, and keep its times, so that they do not show it."""
     about = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))

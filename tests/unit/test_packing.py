@@ -129,7 +129,7 @@ def test_any_bytes_of_any_element_size_come_back(
 def test_damaged_bytes_are_never_given_out(
     tmp_path: Path, store: MemoryStore, transfers: Transfers, seed: int
 ) -> None:
-    """Neither those that their digest tells, nor those to which somebody gave a digest."""
+    """This covers damage that the digest shows, and damage with a digest of its own."""
     dice = random.Random(seed)
     stored, _ = there(transfers, tmp_path, KV)
     held = store.objects["k"]

@@ -23,7 +23,7 @@ from kvfs import matching, prefix
 from kvfs.prefix import Fingerprint, block_keys
 from tests.unit import prefix_reference as reference
 
-Wrong: TypeAlias = Any  # what no type allows
+Wrong: TypeAlias = Any  # no type allows this
 VECTORS: dict[str, Any] = json.loads(Path(__file__).with_name("prefix_vectors.json").read_text())
 PAGE = Path(__file__).parents[2] / "docs" / "prefix-paths.md"
 ROOT = bytes(range(16))
@@ -162,7 +162,7 @@ def test_fingerprints_are_the_same_in_both(
     assert found.root == reference.root(str(found))
 
 
-# What the chain promises.
+# The promises of the chain.
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=30), st.integers(1, 5), st.data())
@@ -200,7 +200,7 @@ def test_a_name_says_what_it_was_made_of(vector: dict[str, Any], shard: str) -> 
     assert prefix.parse(f"{prefix.name(key, shard)}.0a.tmp") == (key, shard, True)
 
 
-# What tokens may be.
+# The types of tokens.
 
 KINDS: dict[str, Callable[[list[int]], Any]] = {
     "tuple": tuple,
@@ -341,7 +341,7 @@ def test_wrong_fingerprints(changed: dict[str, Any], error: type[Exception], mes
         fingerprint(**changed)
 
 
-# What asks and answers in kvfs.
+# The parts of kvfs that ask and answer.
 
 
 @pytest.mark.parametrize("vector", VECTORS["match"]["requests"], ids=lambda one: str(one["flags"]))

@@ -286,7 +286,7 @@ def inode(made: World, parent: bytes, key: bytes) -> Inode:
 
 
 def test_leaves_are_evicted_first(made: World) -> None:
-    """Also of what was there before a restart, and from whatever tier."""
+    """This holds for blocks from before a restart, too, and from any tier."""
     keys = chain(12)
 
     async def before() -> None:

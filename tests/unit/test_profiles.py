@@ -13,7 +13,7 @@ from kvfs.layouts import LIVES
 from kvfs.profiles import ENGINES, NAMES, PROFILES, configuration, settings
 
 GiB = 1 << 30
-# What kvfs ns create knows, and what is allowed where a connector sets it.
+# Settings of kvfs ns create, and those that a connector may set.
 ALLOWED = {
     "media": ("nvme",),  # every tier of the mount, unless a connector's files fit one only
     "eviction": ("adaptive", "never"),
@@ -133,7 +133,7 @@ def test_an_engine_has_two_ways_or_says_why_not(name: str) -> None:
 
 def test_every_connector_is_a_way_of_one_engine() -> None:
     ways = [way for one in ENGINES.values() for way in (one.files, one.native, *one.others) if way]
-    engines = set(NAMES) - {"kvfs"}  # that is for whoever writes one
+    engines = set(NAMES) - {"kvfs"}  # that is for the author of a profile
     assert sorted(ways) == sorted([*engines, "vua-vllm"])  # which is one of vLLM's and of VUA's
 
 

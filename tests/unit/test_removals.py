@@ -411,7 +411,7 @@ def test_unlinked_between_open_and_census_leaves_no_key(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-# What the kernel has forgotten
+# Inodes that the kernel has forgotten
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -82,7 +82,7 @@ async def on_nvme(made: World, name: bytes = b"a") -> Inode:
     return settled
 
 
-# Those that find it, while somebody has the object open
+# The finders, while a program has the object open
 
 
 async def by_promotion(made: World, ino: int) -> None:
@@ -454,7 +454,7 @@ def test_doubts_that_kvfs_has_not_written_are_a_refusal(made: World, text: str) 
     assert path.read_text() == text
 
 
-# What is said is true
+# The reports are true
 
 
 def test_it_is_said_and_counted_when_the_file_is_in_the_quarantine(

@@ -142,7 +142,7 @@ def test_the_path_of_a_mount_is_found_without_asking_its_daemon(tmp_path: Path) 
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
     mount("kvfs", tmp_path, runtime.FSTYPE, 0, options)
-    try:  # nobody reads the device: any stat of the mount would wait for ever
+    try:  # no process reads the device: any stat of the mount would wait for ever
         assert runtime.canonical(tmp_path) == tmp_path
         assert runtime.kvfs_mount(tmp_path).source == "kvfs"
         with pytest.raises(ConfigError, match=f"mounts of kvfs:.*{tmp_path}"):

@@ -40,7 +40,7 @@ CONTENT = random.Random(SEED).randbytes(LEAST + 4321)
 OTHER = random.Random(SEED + 1).randbytes(LEAST + 4321)
 
 
-# Who scans
+# Processes that scan
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_what_is_remembered_has_a_bound(found: Scans) -> None:
     trio.run(case)
 
 
-# What proves it
+# The proof of a header
 
 
 def test_the_digest_of_a_header(tmp_path: Path) -> None:
@@ -543,7 +543,7 @@ def test_the_kernel_says_who_lists_and_opens(
     trio.run(case)
 
 
-# Whatever the bucket does, nothing is given that was not compared
+# With any fault of the bucket, no bytes are given that were not compared
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_a_clock_that_was_set_back_delays_no_pass_by_more_than_a_period(tmp_path
     run(case, tmp_path)
 
 
-# What it finds
+# Findings
 
 
 def packed_only(made: World, inode: Inode) -> Inode:
@@ -274,7 +274,7 @@ def test_a_copy_without_a_digest_is_counted_and_passed_by(tmp_path: Path) -> Non
     run(case, tmp_path)
 
 
-# What it passes by
+# Copies that it skips
 
 
 async def unlink(made: World, name: bytes) -> None:
@@ -310,7 +310,7 @@ def test_what_changes_while_it_is_read_is_no_rot(
         async def nothing() -> None:
             pass
 
-        rot(made.disk, inode)  # as the file looks while somebody changes it
+        rot(made.disk, inode)  # as the file looks while a program changes it
         made.movers.after = meanwhile
         await watched.work(lambda: watched.passes() >= 1)
         last = watched.scrub.describe()["last"]
@@ -359,7 +359,7 @@ def test_what_is_made_during_a_pass_is_left_to_the_next(
     run(case, tmp_path)
 
 
-# What it remembers
+# Its notes
 
 
 def test_a_pass_goes_on_where_the_daemon_before_was(
@@ -446,7 +446,7 @@ def test_a_fact_that_makes_no_sense_begins_a_new_pass(tmp_path: Path, text: str)
     run(case, tmp_path)
 
 
-# What holds it up
+# Its pauses
 
 
 def test_a_tier_that_is_not_healthy_pauses_it(tmp_path: Path) -> None:

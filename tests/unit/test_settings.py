@@ -51,7 +51,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
     )
 
 
-# What is understood
+# Accepted settings
 
 
 @given(any_settings())
@@ -177,7 +177,7 @@ def test_a_formatted_duration_is_the_same_duration(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from tests.unit.world import MIB, World, digest, world
 
 BLOCK, BLOCK_TMP = b"m@2@1@abc@half.data", b"m@2@1@abc@half.tmp"
 A, B = b"a" * 10_000, b"b" * 20_000
-LOST = Fault("put", 1, OutageError("out"), late=True)  # it is carried out, nobody hears of it
+LOST = Fault("put", 1, OutageError("out"), late=True)  # the store does it, but no answer comes
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_the_first_name_of_several_is_the_one_in_the_bucket(
     trio.run(case)
 
 
-# What is said of it there
+# The metadata in the bucket
 
 
 def facts(store: MemoryStore, key: str = "p/@0/a") -> Facts:
@@ -553,7 +553,7 @@ def test_a_copy_in_parts_meets_another_node(
 
 
 def during(made: World, happening: str) -> None:
-    """Something happens when the store has it, but nobody says so yet."""
+    """An event comes after the store has the object, and before its answer."""
     assert made.remote is not None
     remote = made.remote
 
@@ -711,7 +711,7 @@ def test_what_others_unlink_in_the_moment_it_went_up_goes_up_again(
     trio.run(case)
 
 
-# What fails
+# Failures
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -1072,7 +1072,7 @@ def test_what_another_node_put_there_meanwhile_is_not_deleted_for_an_attempt(
 def test_the_oldest_is_known_without_looking_at_all(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the least of all that are dirty is, whatever comes and goes; nothing is kept in vain."""
+    """It is always the least of all dirty objects; no entry is kept in vain."""
     monkeypatch.setattr(dirty_module, "SPARE_AGES", 8)
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")

@@ -111,7 +111,7 @@ def test_nobody_overtakes_those_who_wait() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(bucket.take, 1)
             await trio.sleep(0.5)
-            bucket.rate = 1e300  # the debt is paid, but who waited has not gone on yet
+            bucket.rate = 1e300  # the debt is paid, but the waiting task has not gone on yet
             assert not bucket.try_take(1)
         assert bucket.try_take(1)
 

@@ -21,7 +21,7 @@ GOOD = {"timestamp": 27, "input_length": 600, "output_length": 9, "hash_ids": [0
 LINE = json.dumps(GOOD).encode()
 
 
-def changed(**fields: Any) -> bytes:  # noqa: ANN401 - whatever JSON can say
+def changed(**fields: Any) -> bytes:  # noqa: ANN401 - any JSON
     return json.dumps(GOOD | fields).encode()
 
 

@@ -129,7 +129,7 @@ def test_names_are_bounded(tree: Tree) -> None:
 
 
 def test_dot_and_dotdot(tree: Tree) -> None:
-    """NFS looks an inode up by `.`, whatever it is."""
+    """NFS looks up any inode by `.`."""
     one = mkdir(tree, b"one")
     two = mkdir(tree, b"two", one)
     pipe = fifo(tree, b"pipe", two)
@@ -181,7 +181,7 @@ def test_a_removed_directory_has_its_attributes_while_somebody_has_it_open(tree:
 
 
 def test_a_directory_that_is_gone_is_stale_and_has_no_names(tree: Tree) -> None:
-    """Somebody may be inside: the walk over a dropped namespace removes what is open, too."""
+    """A program may be inside: the walk over a dropped namespace removes open files, too."""
     ino = mkdir(tree, b"a")
     tree.rmdir(ROOT_INO, b"a")
     tree.ledger.removals.purge(ino)

@@ -344,7 +344,7 @@ class World:
         assert self.nvme is not None
         return self.nvme
 
-    # What an application does
+    # Steps of an application
 
     def maker(self, parent: int, name: bytes) -> Callable[[], tuple[Inode, Inode]]:
         return self.tree.maker(parent, name, stat.S_IFREG | 0o644, 0, 0)
@@ -444,7 +444,7 @@ class World:
             return os.pread(held.fd, 1 << 30, 0)
         return Path(held.tier.path(held.inode.ino, held.inode.version)).read_bytes()
 
-    # What the movers do
+    # Steps of the movers
 
     async def demote(self, ino: int) -> None:
         await self.job(ino, self.dispatcher.demotion)
@@ -490,7 +490,7 @@ class World:
         await self.dispatcher.census.run()
         self.swept = True
 
-    # What must hold
+    # Invariants
 
     def inodes(self) -> Iterator[Inode]:
         """Every inode there is, as the core sees it."""
@@ -508,7 +508,7 @@ class World:
         """Check the invariants between any two awaits: used bytes, objects, lists."""
         ledger = self.ledger
         if not ledger.accounts.census_done.is_set():
-            return  # what it has not reached is not in the accounts
+            return  # objects that it has not reached are not in the accounts
         used, objects = Counter[str](), Counter[str]()
         clean = clean_objects = spilled = 0
         stored = [0, 0]

@@ -373,7 +373,7 @@ class Scrub:
         setattr(current, what, getattr(current, what) + 1)
         self.counters[copy.tier.name][what] += 1
 
-    # What is left of it
+    # The end and the notes of a pass
 
     def _end(self, current: Pass) -> None:
         current.ended = self._clock()

@@ -305,7 +305,7 @@ class Copies:
             return True
         if self._current(inode) is None:
             return False
-        self._check_still(inode, tier)  # or it was given up while we waited
+        self._check_still(inode, tier)  # raises if it was given up meanwhile
         if inode.ino in self._renaming:  # late, and then it is taken back
             return True
         log.error("a copy is missing: %s", reason)

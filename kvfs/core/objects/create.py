@@ -244,7 +244,7 @@ class Creation:
             return
         if inode.links:
             await self._rename_and_restage(held)
-        else:  # nobody will look for the version of an unlinked file
+        else:  # no record leads to the version of an unlinked file
             with self.catalog.batch() as batch:
                 self.restage(inode, inode.version, tier, batch, keep=True)
         held.accounted = False

@@ -111,7 +111,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
         tier = holders[0]
     if direct and not holders:
         log.info("inode %d was read while it came; the rest comes anew", ino)
-    elif writers or not backing_id:  # else the kernel has the file, and nobody here needs it
+    elif writers or not backing_id:  # else the kernel has the file, and the daemon needs none
         fd = _file(inode, tier, writable=writers > 0)
     held = OpenObject(
         inode,

@@ -11,7 +11,7 @@ from scripts.bench.workload.task import Answer, Calls, expect
 
 NAMES = 40
 SIZES = (0, 4096, 100_000, 500_000, 2_000_000)
-HELD = 2  # what is open cannot be dropped for a writer
+HELD = 2  # an open object cannot be dropped for a writer
 
 
 class Evicted:

@@ -90,7 +90,7 @@ class Private:
             self.verify: 1,
         }
 
-    # What to do it with
+    # The files for a step
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -125,7 +125,7 @@ class Private:
         return File(bytearray(data))
 
     def _name(self, name: str, file: File) -> None:
-        """The model's side of a rename or link: whatever had the name loses it."""
+        """Do a rename or link in the model: the file that had the name loses it."""
         self._forget(name)
         self.names[name] = file
         file.names.add(name)
