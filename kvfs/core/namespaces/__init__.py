@@ -1,4 +1,4 @@
-"""Who owns an object, and what is it worth? Namespaces, their settings, and the orders of eviction.
+"""Namespaces: the owner and the worth of each object, their settings, and the eviction orders.
 
 Contract: pure state in memory and in the catalog. Nothing here knows which copies exist.
 """

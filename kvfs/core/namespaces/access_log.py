@@ -1,18 +1,21 @@
-"""Every read, write and miss of a mount, one JSON line each, for `kvfs profile`. Off by default.
+"""The access log: each read, write and miss of a mount as a JSON line, for `kvfs profile`.
 
-Contract: `read`, `written` and `absent` cost about 7 us while it is on, and a test of `on` while it
-is off; a thread writes the lines, so that no disk is waited for. At most QUEUED lines wait for it;
-what is more is counted (`lost`) and said in the next line. The file is bounded: at half of its
-size it becomes FILE.1, in the place of the former one. Both are new, empty or such logs
-(`kvfs.preflight`): what is somebody else's is neither appended to nor renamed nor replaced. What
-it says, by `op`:
+Contract: the log is off by default. While it is on, `read`, `written` and `absent` cost about 7 us.
+While it is off, callers only test `on`. A thread writes the lines, so no task waits for a disk.
+At most QUEUED lines wait for the thread. Further lines are counted (`lost`), and the next line
+tells their number. The file is bounded: at half of its size it becomes FILE.1, and replaces the
+former one. Both files are new, empty or access logs (`kvfs.preflight`). A file that is not an
+access log is neither appended to nor renamed nor replaced. The forms of a line, by `op`:
 
     {"t": 1712.25, "op": "read", "key": "1a2b", "parent": "0", "size": 8192, "tier": "ram",
      "path": "namespace/dir/name"}
-    write: the same without tier; absent: a name that was looked up and is not there, without size
-    lost: {"t": .., "op": "lost", "count": 3}
 
-key and parent as in `Inode`, in hexadecimal. A takeover goes on in the same file. Not for counting.
+    write: the same without tier; absent: a looked up name that is not there, without size
+
+    {"t": .., "op": "lost", "count": 3}
+
+key and parent are as in `Inode`, in hexadecimal. A takeover continues the same file. Not for
+counting.
 """
 
 import json
@@ -35,14 +38,14 @@ from kvfs.errors import ConfigError, KvfsError
 log = logging.getLogger(__name__)
 
 QUEUED = 1 << 16  # lines, about 30 MB
-PATIENCE = 5.0  # s for what waits to be written at the end
-NAMES = 1024  # notes until names of namespaces are asked for again
+PATIENCE = 5.0  # s to write the waiting lines at the end
+NAMES = 1024  # notes until the names of namespaces are looked up again
 
 Line = dict[str, Any]
 
 
 class AccessLog:
-    """`name` gives that of a namespace."""
+    """The log of one mount. `name(ino)` gives the name of a namespace."""
 
     def __init__(self, places: Places, name: Callable[[int], str]) -> None:
         self.places = places
@@ -55,7 +58,7 @@ class AccessLog:
         self._writer: _Writer | None = None
 
     def change(self, path: Path | None, size: int) -> None:
-        """Begin, go on elsewhere, or end. It waits for the disk. Raises ConfigError."""
+        """Begin the log, continue it in another file, or end it. Waits for a disk. ConfigError."""
         writer = None if path is None else _Writer(path, size, self._lines)
         self.on = False
         if self._writer is not None:
@@ -66,15 +69,15 @@ class AccessLog:
             self.on = True
 
     def read(self, inode: Inode, tier: str) -> None:
-        """It was opened to read, from that tier."""
+        """Log that an object was opened to read, from a tier."""
         self._note(self._about("read", inode) | {"tier": tier})
 
     def written(self, inode: Inode) -> None:
-        """It is complete."""
+        """Log that an object is complete."""
         self._note(self._about("write", inode))
 
     def absent(self, directory: Inode, name: bytes) -> None:
-        """Somebody asked for it, and it is not there."""
+        """Log that a program looked up a name that is not there."""
         key, parent = self.places.keys(directory, name)
         path = self._path(directory.namespace, self.places.path(directory), name)
         self._note({"op": "absent", "key": f"{key:x}", "parent": f"{parent:x}", "path": path})
@@ -112,7 +115,7 @@ class AccessLog:
 
 
 class _Writer(threading.Thread):
-    """Of one file."""
+    """The thread that writes one file."""
 
     def __init__(self, path: Path, size: int, lines: "queue.Queue[Line | None]") -> None:
         """Raises ConfigError."""
@@ -130,7 +133,7 @@ class _Writer(threading.Thread):
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         file = os.fdopen(os.open(self.path, flags, 0o600), "ab")
         try:
-            preflight.expect_accesses(self.path, file.fileno())  # not what was put there meanwhile
+            preflight.expect_accesses(self.path, file.fileno())  # not a file put there meanwhile
         except ConfigError:
             file.close()
             raise
@@ -139,7 +142,7 @@ class _Writer(threading.Thread):
         return file
 
     def stop(self) -> None:
-        """When it has written what waits; the queue is the next one's then."""
+        """Stop after the waiting lines are written; the next writer takes the queue over."""
         with suppress(queue.Full):
             self._lines.put(None, timeout=PATIENCE)
             self.join(PATIENCE)
@@ -163,11 +166,11 @@ class _Writer(threading.Thread):
             self._file.flush()
 
     def _turn_over(self) -> None:
-        """Raises OSError and ConfigError, and is tried again with the next line then."""
+        """Begin a new file. Raises OSError, ConfigError; then the next line tries again."""
         older = preflight.older(self.path)
         preflight.check_access_file(older)
         self._file.flush()
-        with suppress(FileNotFoundError):  # somebody has put it away
+        with suppress(FileNotFoundError):  # a user has moved it away
             if os.path.samestat(self.path.lstat(), os.fstat(self._file.fileno())):
                 self.path.rename(older)
         fresh = self._open()

@@ -1,11 +1,11 @@
-"""What is cached of each block of a prefix namespace, in memory: where, how much, what follows.
+"""The cached blocks of a prefix namespace, in memory: their tiers, bytes and next blocks.
 
-Contract: synchronous, no I/O. It is told of sealed files as the accounts are (`Namespaces.count`),
-so that it is whole when the census has counted all; what is being written is not in it. A file is
-known by a number of 63 bits, made of its block's key and its shard: two of 10**7 have the same with
-a probability of 5e-6, which costs a miss. About 100 bytes a file (scripts/bench/match.py), since
-one integer says all of a file, and equal ones are shared.
-Not for names: who must be sure looks in the catalog (`Matching`).
+Contract: synchronous, no I/O. Sealed files are counted here as in the accounts
+(`Namespaces.count`), so the table is complete after the census. Files that are being written are
+not in it. A number of 63 bits, made of the block's key and the shard, stands for a file. Two of
+10**7 files have the same number with a probability of 5e-6, which costs a miss. A file takes about
+100 bytes (scripts/bench/match.py): one integer has all facts of a file, and equal ones are shared.
+Not for names: a caller that must be sure looks in the catalog (`Matching`).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -14,17 +14,17 @@ from typing import NamedTuple
 from kvfs.catalog import Inode
 from kvfs.layouts.prefix import file_number
 
-SIZE, COUNT, CHILDREN = 64, 16, 48  # bits of a sum of sizes, of files, of what comes next
+SIZE, COUNT, CHILDREN = 64, 16, 48  # bits of a sum of sizes, of files, of next blocks' files
 TIERS = ("ram", "nvme", "s3")  # the fastest first: its bytes are counted there
 _ONE = {tier: 1 << (len(TIERS) * SIZE + at * COUNT) for at, tier in enumerate(TIERS)}
 _CHILD = 1 << (len(TIERS) * (SIZE + COUNT))
-ONE_FILE = _CHILD << CHILDREN  # a value that is not less says that there is a file
+ONE_FILE = _CHILD << CHILDREN  # a value of at least this much means that there is a file
 _SIZES = (1 << SIZE) - 1
 _SHARED_MAX = 4096
 
 
 class Sums(NamedTuple):
-    """Bytes, each where it is fastest to be had."""
+    """Bytes by tier. Each byte counts in the fastest tier that has it."""
 
     ram: int
     nvme: int
@@ -35,7 +35,7 @@ class Sums(NamedTuple):
 
 
 class Blocks:
-    """`leaf(number)` is told of each block when nothing follows it any more."""
+    """The blocks of one namespace. `leaf(number)` is called when a block becomes a leaf."""
 
     def __init__(self, leaf: Callable[[int], None]) -> None:
         self._leaf = leaf
@@ -47,7 +47,7 @@ class Blocks:
         return len(self._of)
 
     def count(self, inode: Inode, holders: Collection[str], sign: int) -> None:
-        """A sealed file comes (1) or goes (-1), or is to be had elsewhere."""
+        """Count a sealed file that comes (1) or goes (-1). A change of its tiers is one of each."""
         if not inode.model:  # no name of a block
             return
         self._add(file_number(inode.key, inode.target), sign * value(inode, holders))
@@ -58,7 +58,7 @@ class Blocks:
 
     def _add(self, number: int, more: int) -> None:
         before = self._of.get(number, 0)
-        if more < 0 and before < -more:  # it was here before the namespace was told of prefixes
+        if more < 0 and before < -more:  # it was here before the namespace got prefix=on
             return
         after = before + more
         if not after:
@@ -69,12 +69,12 @@ class Blocks:
         self._of[number] = self._shared.setdefault(after, after)
 
     def children(self, number: int) -> int:
-        """Files of blocks that come next."""
+        """The number of files of the next blocks."""
         return (self._of.get(number, 0) % ONE_FILE) // _CHILD
 
 
 def value(inode: Inode, holders: Collection[str]) -> int:
-    """Return what stands for a file; values are added."""
+    """Return the integer that stands for a file; values can be added."""
     found, fastest = ONE_FILE, True
     for at, tier in enumerate(TIERS):
         if tier in holders:
@@ -90,5 +90,5 @@ def sums(values: Iterable[int]) -> Sums:
 
 
 def tiers(value: int) -> int:
-    """Return where a file is: 1 in RAM, 2 on NVMe, 4 in the bucket, added."""
+    """Return the sum of a file's places: 1 for RAM, 2 for NVMe, 4 for the bucket."""
     return sum(1 << at for at, tier in enumerate(TIERS) if value // _ONE[tier] & ((1 << COUNT) - 1))

@@ -1,9 +1,9 @@
-"""One namespace: what it was told to be, what it holds, and in which order that goes.
+"""One namespace: its settings, its accounts, and its orders of eviction.
 
-Contract: synchronous, no I/O. Bytes are physical, each object counted once. Orders are by what may
-become of an object: lost, left by RAM only, dropped for a quota; each object is in those that
-`order` names, and in `whole`. What a policy needs to see of accesses it is shown here, once for all
-orders. Not for finding the namespace of an object (`Namespaces`), nor for victims (`Victims`).
+Contract: synchronous, no I/O. Bytes are physical, each object counted once. There is an order for
+each fate of an object: lost, evicted from RAM only, dropped for a quota. Each object is in the
+orders that `order` names, and in `whole`. `accesses` shows each access to the policies, once for
+all orders. Not for finding the namespace of an object (`Namespaces`), nor for victims (`Victims`).
 """
 
 import time
@@ -21,20 +21,20 @@ from kvfs.settings import MEDIA, Settings
 from kvfs.tiers import Bucket, Tier
 
 SECOND = 10**9
-ATIME_STEP = 60 * SECOND  # ns: how old a time of use may be before it is noted anew
-USES_NOTED = 16  # times in a life, at least, if it is counted from the last use
+ATIME_STEP = 60 * SECOND  # ns: how old a time of use may be before it is noted again
+USES_NOTED = 16  # at least so many notes in a lifetime that counts from the last use
 SMALLEST = 16  # entries
 READ = {name: f"read_{name}" for name in MEDIA}  # by tier
 COUNTERS = (*READ.values(), "read_bytes", "written", "written_bytes", "misses")
 
 
 class Limits:
-    """What a namespace may open and move in a second. `on` says whether there are any.
+    """Limits of opens and bytes a second in a namespace. `on` says whether there are any.
 
-    Bytes do not pass the daemon, so an object is charged whole: read when it is opened, written
-    when it is closed, and there its reader or writer waits, never in the middle of a file. Not at
-    the create: the kernel holds the directory until that is answered, against everybody. Not for
-    what namespaces compete for together (`kvfs.fairness.fair_queue`).
+    Bytes do not pass the daemon, so an object is charged whole: a read at its open, a write at its
+    close. The reader or writer waits there, never in the middle of a file. No writer waits at the
+    create, since the kernel locks the directory for all programs until its answer. Not for the
+    bandwidth that namespaces share (`kvfs.fairness.fair_queue`).
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -43,7 +43,7 @@ class Limits:
         self.change(settings)
 
     def change(self, settings: Settings) -> None:
-        """Those who wait go on at the new rates."""
+        """Set new rates. Tasks that wait continue at these."""
         self._opens[False].rate, self._opens[True].rate = settings.read_iops, settings.write_iops
         self._bytes[False].rate, self._bytes[True].rate = settings.read_bytes, settings.write_bytes
         self.on = any(b.rate for b in (*self._opens.values(), *self._bytes.values()))
@@ -56,17 +56,17 @@ class Limits:
 
 
 class Namespace:
-    """`ino` is its directory."""
+    """The state of one namespace. `ino` is the inode number of its directory."""
 
     def __init__(self, ino: int, settings: Settings, *, tiered: bool = False) -> None:
-        """`tiered`: the mount has more than one tier."""
+        """tiered: the mount has more than one tier."""
         self.ino = ino
         self.tiered = tiered
         self.settings = settings
         self.use_step = _use_step(settings)
         self.bytes = self.objects = 0
-        self.staged = 0  # bytes that its open writers have by now, beside those
-        self.ahead = 0  # and what is set aside for what comes next
+        self.staged = 0  # bytes that its open writers have by now, beside `bytes`
+        self.ahead = 0  # bytes set aside for the next writes of those writers
         self.unlinked = 0  # bytes of its files that have no name any more
         self.spilled = 0  # objects that only the bucket has
         self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
@@ -77,26 +77,27 @@ class Namespace:
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.opens_timed, self.open_seconds = 0, 0.0  # opens to read, and how long they took
         self.spare: dict[int, int] = {}  # inode -> bytes
-        self.too_large: set[int] = set()  # that only RAM has: NVMe has no file of their size
+        self.too_large: set[int] = set()  # inodes that only RAM has: they are too large for NVMe
         self.limits = Limits(settings)
         self.opens = OpenOrder()
-        entries = max(SMALLEST, settings.quota_objects)  # until something is known (`fit`)
+        entries = max(SMALLEST, settings.quota_objects)  # until `fit` has measured
         self.would_be = eviction.WhatIf(entries)
-        self.choice = eviction.PolicySelector(entries)  # by which objects go
-        # By which they leave RAM: where there is nothing below, that is the same.
+        self.choice = eviction.PolicySelector(entries)  # the policy by which objects go
+        # The policy by which objects leave RAM. Without a lower tier it is the same one.
         self.ram_choice = eviction.PolicySelector(entries) if tiered else self.choice
         self._watch()
         goes, moves = _policies(settings)
         self.ram_only = self._order(goes, self.ram_choice)
         self.ram_clean = self._order(moves, self.ram_choice)
         self.on_nvme = self._order(goes, self.choice)
-        self.ram_kept = _kept()  # what only its owner unlinks, and only RAM holds
+        self.ram_kept = _kept()  # unevictable objects that only RAM holds
         self.nvme_kept = _kept()
         self.ram_spare = self._order(goes, self.ram_choice)  # not worth a write to NVMe
-        # What a hard quota drops next, in whatever tier: one order, or a block of RAM would go
-        # before those that follow it on NVMe. Only where there is a quota, and more than one tier.
+        # The order in which objects of all tiers go for a hard quota. With an order for each tier,
+        # a block of RAM would go before the blocks that follow it on NVMe. It exists only if there
+        # is a quota and more than one tier.
         self.whole: Order | None = None
-        self.whole_filled = True  # with all that was here before there was a quota
+        self.whole_filled = True  # with all objects from before the quota
         self._arrange_whole()
         self.blocks = Blocks(self.release) if settings.prefix else None
 
@@ -109,7 +110,7 @@ class Namespace:
             self.whole_filled = not self.objects
 
     def _watch(self) -> None:
-        """Only what is followed needs to see accesses."""
+        """Show accesses to the policies that use them, and to no others."""
         choices = {self.choice, self.ram_choice} if "adaptive" in _policies(self.settings) else ()
         self.accesses = eviction.Accesses(self.would_be, *choices)
 
@@ -131,7 +132,7 @@ class Namespace:
         )
 
     def order(self, inode: Inode, tier: Tier, holders: list[Tier]) -> Order:
-        """Where a copy of an object has its place."""
+        """The order in which a copy of an object has its place."""
         if tier.slow:
             return self.nvme_kept if inode.kept else self.on_nvme
         if len(holders) > 1:
@@ -141,32 +142,35 @@ class Namespace:
         return self.ram_spare if inode.ino in self.spare else self.ram_only
 
     def release(self, key: int) -> None:
-        """A group that was held back may go now, as far as that is known here."""
+        """Let a held back group go, as far as this namespace knows."""
         for order in self.orders:
             order.release(key)
 
     def refuse(self, inode: Inode) -> None:
-        """What only RAM has is not worth a write to NVMe, until it is touched."""
+        """Move an object that only RAM has to `ram_spare`: it is not worth a write to NVMe.
+
+        The next touch moves it back.
+        """
         self.ram_only.discard(inode)
         self.spare[inode.ino] = Tier.cost(inode.blocks)
         self.ram_spare.touch(inode)
 
     def refuse_too_large(self, inode: Inode) -> None:
-        """NVMe cannot have what only RAM has: that is tried again when it is touched."""
+        """Note that an object is too large for NVMe. After its next touch kvfs tries again."""
         self.too_large.add(inode.ino)
         if inode in self.ram_only and self.ram_only.goes:
             self.refuse(inode)
 
     def take_back(self, inode: Inode) -> None:
-        """It is worth that after all, or leaves."""
+        """Undo `refuse`: the object was touched, or leaves."""
         self.too_large.discard(inode.ino)
         if self.spare and self.spare.pop(inode.ino, None) is not None:
             self.ram_spare.discard(inode)
 
     def see(self, inode: Inode) -> None:
-        """It was opened or stored: what another capacity would have made of that is known later.
+        """Show an open or a store to the policies and to the what-if of other capacities.
 
-        Where a connector's name does not say what it follows, the opens of its process may.
+        If a block's name does not tell its predecessor, the opens of the calling process may.
         """
         if inode.model and not inode.parent_key and (before := self.opens.follows(key_of(inode))):
             inode.parent_key = before
@@ -177,7 +181,7 @@ class Namespace:
         self.accesses.see(key_of(inode), inode.parent_key, self.parent)
 
     def describe(self) -> dict[str, Any]:
-        """What it holds and what became of what was asked of it, for people; bytes and counts."""
+        """The contents and the results of its opens, for people, in bytes and counts."""
         return {
             "settings": self.settings.to_text(),
             "bytes": self.bytes,
@@ -195,13 +199,14 @@ class Namespace:
         }
 
     def parent(self, key: int) -> int:
-        """The key of the block before it in its prompt; 0: not known."""
+        """The key of the block before a block in its prompt; 0: not known."""
         return next(filter(None, (order.parent(key) for order in self.orders)), 0)
 
     def fit(self, tiers: list[Tier]) -> None:
-        """Tell its policies how many objects there is room for, at their mean size.
+        """Set the capacity of its policies: the objects that have room, at their mean size.
 
-        What others have is not counted as room, but neither is what they may have to give.
+        The room is its own bytes and the free ones. Bytes of other namespaces do not count, even if
+        those may have to give them.
         """
         most = 0
         for tier in tiers:
@@ -228,7 +233,7 @@ class Namespace:
 
     @property
     def winner(self) -> str:
-        """The policy that its adaptive one follows at the moment; "" if it has another."""
+        """The policy that `adaptive` follows at the moment; "" with another policy."""
         return self.choice.winner if _policies(self.settings)[0] == "adaptive" else ""
 
     def change(self, settings: Settings) -> None:
@@ -252,24 +257,24 @@ class Namespace:
             self._watch()
 
     def members(self, inode: Inode) -> set[int]:
-        """What is here of an object's group."""
+        """The inodes of an object's group that are in its orders."""
         return self.members_of(key_of(inode))
 
     def members_of(self, key: int) -> set[int]:
-        """What is here of the group of this key, as far as it was used since the start."""
+        """The inodes of a key's group that were used since the start."""
         return {ino for order in self.orders for ino in order.members(key)}
 
     def takes(self, tier: Tier | Bucket) -> bool:
-        """Whether its objects may be there."""
+        """Whether its objects may be in a tier."""
         return takes(self.settings, tier)
 
     @property
     def has_hard_quota(self) -> bool:
-        """Whether there is a limit to what it may have."""
+        """Whether it has a hard quota of bytes or objects."""
         return bool(self.settings.quota_hard or self.settings.quota_objects)
 
     def homeless(self, tiers: Iterable[Tier]) -> str:
-        """Why it has no place for anything new on these tiers; "" if it has."""
+        """Why it has no place for a new object on these tiers; "" if it has one."""
         names = [tier.name for tier in tiers]
         media = self.settings.media
         if not media or set(media) & set(names):
@@ -280,7 +285,7 @@ class Namespace:
         )
 
     def note(self, tiers: Iterable[Tier]) -> str:
-        """What compressed copies on NVMe mean here, for people; "" if it has none."""
+        """A note for people on compressed copies on NVMe; "" if the namespace has none."""
         if self.settings.compression != "nvme":
             return ""
         missing = {"ram", "nvme"} - {tier.name for tier in tiers if self.takes(tier)}
@@ -301,42 +306,43 @@ class Namespace:
 
     @property
     def urgency(self) -> tuple[bool, float]:
-        """Who has most beyond what is his gives first: by soft quota, then by share.
+        """The rank of the namespace: that with the greatest gives first.
 
-        What is being written counts: who grows may not take from those who have less.
+        A namespace beyond its soft quota gives before others; then its bytes divided by its share
+        count. Written bytes count, so a growing namespace cannot take from those with less.
         """
         soft, has = self.settings.quota_soft, self.counted + self.ahead
         return 0 < soft < has, has / self.settings.weight
 
     def expired(self, inode: Inode) -> bool:
-        """Whether its time to live is over."""
+        """Whether the lifetime of an object has ended."""
         return self.ttl_remaining(inode, 1.0) <= 0
 
     def ttl_remaining(self, inode: Inode, most: float) -> float:
-        """Seconds until its time is over, `most` of them if it lives longer, or for ever."""
+        """Seconds until an object's lifetime ends, at most `most`."""
         ttl = self.settings.ttl
         if not ttl or not inode.is_file:
             return most
-        if not inode.sealed:  # its time has not begun
+        if not inode.sealed:  # its lifetime has not begun
             return min(most, ttl)
         at = inode.mtime_ns if self.settings.ttl_from == "write" else inode.atime_ns
         return min(most, ttl - (time.time_ns() - at) / SECOND)
 
 
 def takes(settings: Settings, tier: Tier | Bucket) -> bool:
-    """Whether objects of a namespace that is told this may be there."""
+    """Whether objects of a namespace with these settings may be in a tier."""
     return tier.mounted and (not settings.media or tier.name in settings.media)
 
 
 def _use_step(settings: Settings) -> int:
-    """How old (ns) a time of use may be before it is noted anew."""
+    """How old (ns) a time of use may be before it is noted again."""
     if not settings.ttl or settings.ttl_from != "use":
         return ATIME_STEP
     return min(ATIME_STEP, settings.ttl * SECOND // USES_NOTED)
 
 
 def _policies(settings: Settings) -> tuple[str, str]:
-    """By which objects go, and by which their copies in RAM do."""
+    """The policy by which objects go, and the one by which their copies in RAM go."""
     if settings.pin:
         return "never", "never"
     goes = settings.eviction

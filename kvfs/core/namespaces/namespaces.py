@@ -1,12 +1,12 @@
-"""Namespaces: what each was told to be, what it holds, and in which order that goes.
+"""The namespaces of a mount: their settings, their accounts, and dropped namespaces.
 
-Contract: a top-level directory that was given a setting is a namespace, and so is the mount itself
-for everything else. An inode says to which one it is accounted (`Inode.namespace`, the number of
-the directory); what is made below a directory is accounted to the directory's. Settings are in the
-catalog; what a namespace holds is counted from the inodes. Dropped trees are here until nothing
-of them is left: whatever is accounted to one is not there any more for anybody who asks.
-An open only notes what policies and counters of hot objects see of it (`read`): that follows for
-`LATELY` of them at once, or as soon as somebody asks. All methods are synchronous. Not for walking
+Contract: a top-level directory with a setting is a namespace. The mount itself is the namespace of
+all other files. An inode's record has the namespace to which it is accounted (`Inode.namespace`,
+the number of the directory). A new inode is accounted to the namespace of its directory. Settings
+are in the catalog; the accounts are counted from the inodes. A dropped tree is here until all of
+it is removed: no program finds an object that is accounted to it.
+An open is only noted (`read`). Policies and counters of hot objects see it later: `LATELY` opens
+at once, or all as soon as a caller needs them. All methods are synchronous. Not for walking
 trees (`Walks`), nor for choosing victims (`Victims`).
 """
 
@@ -37,27 +37,27 @@ LATELY = 32  # opens, some 0.3 ms
 
 
 class Namespaces:
-    """All of a mount. `default` is the mount's own."""
+    """All namespaces of a mount. `default` is the mount's own."""
 
     def __init__(self, catalog: Catalog, *, tiered: bool = False) -> None:
-        """`tiered`: the mount has more than one tier."""
+        """tiered: the mount has more than one tier."""
         self.catalog = catalog
         self.tiered = tiered
         self.default = Namespace(ROOT_INO, Settings(), tiered=tiered)
         self._all: dict[int, Namespace] = {ROOT_INO: self.default}
         self.dropped: dict[int, Namespace] = {}  # by top-level directory
-        self._names: dict[int, bytes] = {}  # that those had
-        self._ended: dict[int, Namespace] = {}  # what is open still, of those that are no more
-        # Directories to be walked, oldest first, and how often that was asked for.
+        self._names: dict[int, bytes] = {}  # the names of dropped ones
+        self._ended: dict[int, Namespace] = {}  # removed ones of which files are still open
+        # Directories to walk, oldest first, each with the number of requests for the walk.
         self.unaccounted: Counter[int] = Counter()
-        self.shares: Shares | None = None  # of what the mount may read in a second, when served
+        self.shares: Shares | None = None  # of the mount's bytes a second, once it is served
         self._hot = HotObjects()  # by inode
-        # Opens that are not looked at yet: namespace, key, parent's key, inode.
+        # Opens that policies have not seen yet: namespace, key, parent's key, inode.
         self._lately: list[tuple[Namespace, int, int, int]] = []
-        self.limited = False  # whether anybody may have to wait at an open
-        self.mortal = False  # whether anything may be gone that has a record and names
-        self.prefixes = False  # whether there is one whose paths are prefixes
-        self.changed = trio.Event()  # something to walk, or other settings
+        self.limited = False  # whether a program may have to wait at an open
+        self.mortal = False  # whether an object with a record and names may be gone
+        self.prefixes = False  # whether a namespace has prefix=on
+        self.changed = trio.Event()  # set when there is a tree to walk, or settings changed
         self.places = Places(catalog, self.of)
         self.access_log = AccessLog(self.places, self.name)
         for ino, text in catalog.marks(keys.SETTINGS):
@@ -70,7 +70,7 @@ class Namespaces:
     def _load(self, ino: int, text: bytes) -> None:
         try:
             settings = Settings.from_json(text.decode())
-        except (ConfigError, ValueError) as error:  # the latter from what is no JSON, or no UTF-8
+        except (ConfigError, ValueError) as error:  # ValueError: no JSON, or no UTF-8
             log.error(
                 "namespace %d has the default settings, since its own are bad: %s", ino, error
             )
@@ -88,7 +88,7 @@ class Namespaces:
         return len(self._all)
 
     def of(self, inode: Inode) -> Namespace:
-        """The one that it is accounted to, be it dropped."""
+        """The namespace to which an inode is accounted, dropped or not."""
         ino = inode.namespace
         found = self._all.get(ino)
         if found is None:
@@ -96,14 +96,14 @@ class Namespaces:
         return found
 
     def is_dropped(self, inode: Inode) -> bool:
-        """Whether all that leads to it is below a directory that was dropped."""
+        """Whether all paths of an inode are below a dropped directory."""
         if not self.dropped:
             return False
         if not inode.links:
             return (inode.ino if inode.is_dir else inode.namespace) in self.dropped
         if len(inode.links) == 1 and not self.unaccounted:
             return inode.namespace in self.dropped
-        # It was moved, and what it is accounted to may be old; or it has a name elsewhere.
+        # It has another name, or it was moved and its record has the old namespace.
         return all(self._top(parent) in self.dropped for parent, _ in inode.links)
 
     def _top(self, ino: int) -> int:
@@ -116,12 +116,12 @@ class Namespaces:
         return ino
 
     def own(self, ino: int) -> Namespace | None:
-        """What a directory is the namespace of; None if of none."""
+        """The namespace that a directory is; None if it is none."""
         self.settle()
         return self._all.get(ino)
 
     def name(self, ino: int) -> str:
-        """Of its directory, or the one that it had when it was dropped; "" if it has none."""
+        """The name of a namespace's directory, or its name at the drop; "" if it has none."""
         if ino == ROOT_INO:
             return MOUNT
         found = self._names.get(ino, b"")
@@ -132,9 +132,9 @@ class Namespaces:
         return found.decode("utf-8", "surrogateescape")
 
     def bucket_name(self, inode: Inode, name: bytes = b"") -> Name | None:
-        """What a file is called in a bucket, by its first name; None if it has none to be found.
+        """The name of a file in a bucket, from its first name; None if it has no path.
 
-        name: what a file of that name in this directory is, or would be.
+        name: the name of a file in the directory `inode`, which need not exist.
         """
         path = [name] if name else []
         if name and inode.ino == ROOT_INO:
@@ -155,7 +155,7 @@ class Namespaces:
         return None
 
     def last_dropped(self, name: str) -> int:
-        """The last directory of a name that was dropped and is not all gone; 0: there is none."""
+        """The last dropped directory of a name that is not all removed; 0: there is none."""
         return max((ino for ino in self.dropped if self.name(ino) == name), default=0)
 
     # Settings
@@ -166,12 +166,12 @@ class Namespaces:
         batch.then(lambda: self._changed(ino, settings))
 
     def wake(self) -> None:
-        """There is something to walk."""
+        """Wake the tasks that wait for a change: there is a tree to walk."""
         done, self.changed = self.changed, trio.Event()
         done.set()
 
     def share(self, shares: Shares) -> None:
-        """Of what namespaces compete for their parts from now on; call again when its rate is."""
+        """Set the bandwidth that namespaces share. Call again when its rate changes."""
         self.shares = shares
         self._look_around()
 
@@ -182,7 +182,7 @@ class Namespaces:
         self.mortal = bool(self.dropped) or any(one.settings.ttl for one in self.everything())
 
     def read(self, inode: Inode, tier: Tier | Bucket) -> None:
-        """An object was opened to read."""
+        """Note that an object was opened to read."""
         found = self.of(inode)
         counters = found.counters
         counters[READ[tier.name]] += 1
@@ -195,10 +195,10 @@ class Namespaces:
             self.access_log.read(inode, tier.name)
 
     def unused(self, inodes: Iterable[Inode], now: int) -> list[Inode]:
-        """Those whose time of access is to be noted now, as relatime does.
+        """The inodes whose time of access is to be noted now, as relatime does.
 
-        When it is older than the last change, or than a minute; less, where objects live for a time
-        after their last use.
+        That is a time older than the last change, or than a minute. Where objects live for a time
+        after their last use, it is less than a minute.
         """
         return [
             one
@@ -207,7 +207,7 @@ class Namespaces:
         ]
 
     def settle(self) -> None:
-        """Have the opens of lately seen."""
+        """Show the noted opens to policies and to the counters of hot objects."""
         lately, self._lately = self._lately, []
         for space, key, parent, ino in lately:
             space.accesses.see(key, parent, space.parent)
@@ -215,18 +215,19 @@ class Namespaces:
 
     @property
     def hot(self) -> HotObjects:
-        """By inode; with every open that there was."""
+        """The hot objects, by inode, with all opens so far."""
         self.settle()
         return self._hot
 
     def left(self, inode: Inode, how: str) -> None:
-        """An object has gone from here: `dropped_REASON`, or `spilled`."""
+        """Count an object that left the local tiers: `dropped_REASON`, or `spilled`."""
         self.of(inode).counters[how] += 1
 
     def written(self, inode: Inode, charged: int) -> None:
-        """An object is complete, and its writer has waited for `charged` bytes of it.
+        """Count a complete object, whose writer has waited for `charged` bytes of it.
 
-        The rest is owed from now on: of what was mapped, or whose writers closed it together.
+        The other bytes are charged to the mount now. They came by a mapping, or from writers that
+        closed the file together.
         """
         self.settle()
         found = self.of(inode)
@@ -240,7 +241,7 @@ class Namespaces:
 
     def _changed(self, ino: int, settings: Settings) -> None:
         self.wake()
-        self.places.forget_paths()  # they begin at namespaces
+        self.places.forget_paths()  # paths begin at namespaces
         found = self._all.get(ino)
         if found is None:
             self._all[ino] = Namespace(ino, settings, tiered=self.tiered)
@@ -249,20 +250,23 @@ class Namespaces:
         self._look_around()
 
     def forget(self, ino: int, batch: Batch) -> None:
-        """Its directory is removed, and was empty."""
+        """Forget a namespace: its directory was empty, and is removed."""
         batch.unmark(keys.SETTINGS, ino)
         batch.then(partial(self._end, self._all, ino))
 
     def _end(self, among: dict[int, Namespace], ino: int) -> None:
         found = among.pop(ino, None)
         if found is not None:
-            found.limits.change(Settings())  # who waits there may go
-        if found is not None and found.objects:  # open, without a name
+            found.limits.change(Settings())  # tasks that wait there may go on
+        if found is not None and found.objects:  # files that are open, without a name
             self._ended[ino] = found
         self._look_around()
 
     def drop(self, ino: int, name: bytes, batch: Batch) -> None:
-        """All below this directory, which had that name, is gone from now on; its space follows."""
+        """Drop a namespace: all below it is gone for programs at once. Its room follows later.
+
+        name: the last name of its directory.
+        """
         batch.unmark(keys.SETTINGS, ino)
         batch.mark(keys.DROPPED, ino, name)
         batch.then(lambda: self._dropped(ino, name))
@@ -273,13 +277,13 @@ class Namespaces:
         self.dropped[ino] = (
             Namespace(ino, Settings(), tiered=self.tiered) if found is None else found
         )
-        self.dropped[ino].limits.change(Settings())  # who waits there may go
+        self.dropped[ino].limits.change(Settings())  # tasks that wait there may go on
         self._look_around()
         self.places.forget_paths()
         self.wake()
 
     def end_drop(self, ino: int, batch: Batch) -> None:
-        """Nothing of it is left."""
+        """End the drop of a directory of which nothing is left."""
         batch.unmark(keys.DROPPED, ino)
         batch.then(lambda: self._cleared(ino))
 
@@ -288,12 +292,12 @@ class Namespaces:
         self._names.pop(ino, None)
 
     def forget_name(self, ino: int, batch: Batch) -> None:
-        """The one that a dropped directory had."""
+        """Forget the name that a dropped directory had."""
         batch.mark(keys.DROPPED, ino)
         batch.then(lambda: self._names.update({ino: b""}))
 
     def account_anew(self, ino: int, batch: Batch) -> None:
-        """All below this directory is to be accounted as it is itself."""
+        """Have all inodes below a directory accounted to the directory's namespace."""
         batch.mark(keys.UNACCOUNTED, ino)
         batch.then(partial(self.unaccounted.update, [ino]))
         batch.then(self.wake)
@@ -306,9 +310,9 @@ class Namespaces:
     # Accounts
 
     def count(self, inode: Inode, costs: Mapping[str, int], bucket: Bucket, sign: int) -> None:
-        """A sealed object comes (1) or goes (-1). What no tier has is in no quota.
+        """Count a sealed object that comes (1) or goes (-1). Quotas count only resident objects.
 
-        costs: bytes of its copies by tier. A quota counts it as if none was packed.
+        costs: bytes of its copies by local tier. A quota counts packed copies at their full size.
         """
         found = self.of(inode)
         if found.blocks is not None:
@@ -335,12 +339,12 @@ class Namespaces:
             found.model_bytes[inode.model] += sign * cost
 
     def everything(self) -> Iterator[Namespace]:
-        """All, also those that were dropped, and those of which only open files are left."""
+        """All namespaces, with dropped ones, and removed ones that still have open files."""
         self.settle()
         return chain(self._all.values(), self.dropped.values(), self._ended.values())
 
     def describe_models(self, spaces: Iterable[Namespace]) -> list[dict[str, Any]]:
-        """Whose blocks these hold, for people: the models with most bytes first."""
+        """The models of the blocks in some namespaces, for people; most bytes first."""
         objects: Counter[int] = Counter()
         bytes_: Counter[int] = Counter()
         for space in spaces:

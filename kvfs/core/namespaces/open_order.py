@@ -1,11 +1,11 @@
-"""Which block follows which in a prompt, where no name says it: from how a process opens files.
+"""Guesses which block follows which in a prompt from the opens of a process.
 
-Only files that a connector's name shows to be blocks are asked about.
+Callers ask only about files whose names show a connector's block, but not its predecessor.
 
-Contract: a block whose predecessor is the same twice, once when it was stored and once when it was
-read, or at two readings, is taken for its successor. Once is not enough: what a process stores next
-may be of another prompt, and a chain of everything would make the newest go first. Wrong guesses do
-no harm but to the order of eviction. Keys are those of policies. About 200 bytes a remembered pair.
+Contract: a block follows another if the process opened that one just before it twice: at the store
+and at a read, or at two reads. Once is not enough. The next block that a process stores may be of
+another prompt, and in a chain of all blocks the newest would go first. A wrong guess only harms the
+order of eviction. Keys are those of policies. A remembered pair takes about 200 bytes.
 """
 
 from collections import OrderedDict
@@ -17,18 +17,18 @@ PAUSE = 1.0  # s between two opens of one batch at most; no measurement behind i
 PROCESSES = 1024
 PAIRS = 1 << 16
 
-caller: ContextVar[int] = ContextVar("caller", default=0)  # process that the kernel asks for
+caller: ContextVar[int] = ContextVar("caller", default=0)  # process on whose behalf the kernel asks
 
 
 class OpenOrder:
-    """One for each namespace."""
+    """The guesses for one namespace."""
 
     def __init__(self) -> None:
         self._last: OrderedDict[int, tuple[int, float]] = OrderedDict()  # by process: key, when
-        self._before: OrderedDict[int, int] = OrderedDict()  # key -> the one before it, once
+        self._before: OrderedDict[int, int] = OrderedDict()  # key -> the key before it, seen once
 
     def follows(self, key: int) -> int:
-        """The calling process opens this one; the key that it follows for sure, or 0."""
+        """Note an open of the calling process; return the key that the block follows, or 0."""
         process = caller.get()
         if not process:
             return 0

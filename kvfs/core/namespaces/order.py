@@ -1,14 +1,14 @@
-"""What one tier holds of one namespace, in the order in which it may go.
+"""An order of eviction: the objects of one namespace in one tier, as they may go.
 
-Contract: synchronous, no I/O. Members are inode numbers; they enter by `touch` with what their
-name said of them (`Inode.key`, `Inode.parent_key`), so that a policy knows an object again that was
-dropped and is made anew. Objects of one key are a group: shards of one block, taken together. What
-was there before the daemon started comes in by `add_past`, oldest first within the hour of its last
-use, at 8 bytes each until it is touched, and goes before all that was. What is *held* is a member
-that is not taken, until it is released, touched or discarded. About 320 bytes for a member
-that was touched, with its place in the policy (scripts/bench/bookkeeping.py, blocks of prompts).
-The last touches wait, `LATELY` at most, until somebody asks for anything else: an open only notes
-them. Not for saying whether an object may go now: that is `Victims`.
+Contract: synchronous, no I/O. Members are inode numbers. They enter by `touch` with the keys from
+their names (`Inode.key`, `Inode.parent_key`), so a policy knows a dropped object again after a new
+create. Objects of one key are a group: shards of one block, taken together. Objects from before
+the daemon's start enter by `add_past`, oldest first within the hour of their last use. Each takes 8
+bytes until it is touched, and goes before all touched ones. A *held* member is not taken until it
+is released, touched or discarded. A touched member takes about 320 bytes, with its place in the
+policy (scripts/bench/bookkeeping.py, blocks of prompts). At most `LATELY` touches wait until a
+caller asks for anything else: an open only notes them. Not for deciding whether an object may go
+now (`Victims`).
 """
 
 from array import array
@@ -24,39 +24,39 @@ LATELY = 32  # touches, some 0.1 ms
 
 
 class Victim(NamedTuple):
-    """A group that is next to go. It has left the order; `key` is 0 for one of the past."""
+    """The group that goes next. It has left the order. `key` is 0 for an object of the past."""
 
     key: int
     inos: tuple[int, ...]
 
 
 def key_of(inode: Inode) -> int:
-    """What a policy knows an object by; for those without a name that was read, their number."""
+    """The key by which a policy knows an object: that of its name, else the inode number."""
     return inode.key or inode.ino
 
 
 class Order:
-    """`policy` says who goes first of those that were touched."""
+    """One order. `policy` says which touched group goes first."""
 
     def __init__(self, policy: Policy, *, goes: bool = True) -> None:
-        """`goes`: whether anything here may ever be taken."""
+        """goes: whether a member may ever be taken."""
         self._policy = policy
         self.goes = goes
         self._lately: list[tuple[int, int, int]] = []  # key, inode and parent's key
-        self._groups: dict[int, tuple[int, ...]] = {}  # by key, where there ever was a second one
+        self._groups: dict[int, tuple[int, ...]] = {}  # by key, if there ever was a second object
         self._held: dict[int, tuple[int, ...]] = {}  # by key
-        self._before: list[Policy] = []  # who said so before, as long as they have something
+        self._before: list[Policy] = []  # former policies, as long as they have members
         self._past: dict[int, array[int]] = {}  # by hour
-        self._reversed: int | None = None  # the hour that is being used up, from its end
+        self._reversed: int | None = None  # the hour whose members are being taken, from the end
 
     @property
     def policy(self) -> Policy:
-        """With every touch that there was."""
+        """The policy, with all touches so far."""
         self._settle()
         return self._policy
 
     def __len__(self) -> int:
-        """Groups, and objects of the past, which may be there in vain."""
+        """The number of groups and of objects of the past; some of the latter may be obsolete."""
         policies = sum(len(policy) for policy in (self.policy, *self._before))
         return policies + sum(map(len, self._past.values()))
 
@@ -72,14 +72,14 @@ class Order:
         return ()
 
     def touch(self, inode: Inode) -> None:
-        """It was used, or is new here."""
+        """Note that an object was used, or is new here."""
         lately = self._lately
         lately.append((inode.key or inode.ino, inode.ino, inode.parent_key))
         if len(lately) == LATELY:
             self._settle()
 
     def _settle(self) -> None:
-        """Give each that was touched its place."""
+        """Give the noted touches to the policy."""
         if self._lately:
             lately, self._lately = self._lately, []
             for key, ino, parent in lately:
@@ -99,13 +99,13 @@ class Order:
             self._groups[key] = (*group, ino)
 
     def parent(self, key: int) -> int:
-        """Of the block before it in its prompt; 0: not known."""
+        """The key of the block before a block in its prompt; 0: not known."""
         policies = (self.policy, *self._before)
         able = (policy for policy in policies if isinstance(policy, LeafFirst))
         return next(filter(None, (policy.parent(key) for policy in able)), 0)
 
     def discard(self, inode: Inode) -> None:
-        """One of the past cannot be taken out: who takes it finds that it is not here any more."""
+        """Remove a touched object. One of the past stays: the caller that takes it looks again."""
         self._settle()
         key = key_of(inode)
         if self._held:
@@ -128,23 +128,23 @@ class Order:
         return next((ino for ino in found if ino is not None), None)
 
     def __contains__(self, inode: Inode) -> bool:
-        """Whether it has been touched here."""
+        """Whether an object has been touched here."""
         return inode.ino in self.members(key_of(inode))
 
     def add_past(self, ino: int, hour: int) -> None:
         self._past.setdefault(hour, array("q")).append(ino)
 
     def take(self, incoming: int | None = None) -> Victim | None:
-        """The next to go; None: nothing may. `incoming` is the key that room is made for.
+        """Take the next group; None if none may go. incoming: the key that needs the room.
 
-        One of the past may have been touched, rewritten or dropped since: the caller looks.
+        An object of the past may have been touched, rewritten or dropped since: the caller looks.
         """
         self._settle()
         while self._past and self.goes:
             hour = min(self._past)
             inos = self._past[hour]
             if hour != self._reversed:
-                inos.reverse()  # they came in oldest first, and are taken from the end
+                inos.reverse()  # they entered oldest first, and are taken from the end
                 self._reversed = hour
             if inos:
                 return Victim(0, (inos.pop(),))
@@ -161,7 +161,7 @@ class Order:
             taken = before.take(incoming)
             if taken is not None:
                 return taken
-            key = next(iter(before), None)  # it never gave anything
+            key = next(iter(before), None)  # its policy never gives a member
             ino = None if key is None else before.discard(key)
             if key is not None and ino is not None:
                 return key, ino
@@ -169,7 +169,7 @@ class Order:
         return self.policy.take(incoming)
 
     def put_back(self, victim: Victim) -> None:
-        """It cannot go now: it is the next again, or nearly so."""
+        """Put back a group that cannot go now: it is the next again, or nearly so."""
         self._settle()
         if victim.key:
             if len(victim.inos) > 1:
@@ -182,31 +182,31 @@ class Order:
             self._past.setdefault(hour, array("q")).append(victim.inos[0])
 
     def hold(self, victim: Victim, key: int) -> None:
-        """It is not to be taken before it is released, or used; `key` also of one of the past."""
+        """Hold a taken group until it is released or used. key: its key, for the past as well."""
         self._settle()
         self._held[key] = victim.inos
 
     def release(self, key: int) -> None:
-        """It may be taken, if it was held: it is the next."""
+        """Let a held group go again: it is the next."""
         self._settle()
         inos = self._held.pop(key, None)
         if inos is not None:
             self.put_back(Victim(key, inos))
 
     def change(self, policy: Policy, *, goes: bool) -> None:
-        """Another policy from now on; what is here goes first, as it would have gone.
+        """Follow another policy. The present members go first, in the order of the former policy.
 
-        Of any size in no time: what is touched from now on is the new policy's.
+        The change takes no time at any size: members come to the new policy by their next touch.
         """
         self._before = [one for one in (*self._before, self.policy) if len(one)]
         self._policy, self.goes = policy, goes
 
     def give_room_for(self, entries: int) -> None:
-        """How many groups there is room for at their mean size."""
+        """Tell the policy for how many groups there is room, at their mean size."""
         self.policy.capacity = max(EPSILON, entries)
 
     def __iter__(self) -> Iterator[int]:
-        """All members, in about the order in which they would go, for looking only."""
+        """Yield all members, in about the order in which they would go; nothing is taken."""
         for hour in sorted(self._past):
             inos = self._past[hour]
             yield from reversed(inos) if hour == self._reversed else inos

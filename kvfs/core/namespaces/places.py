@@ -1,9 +1,9 @@
-"""What the place of a file says of it: its namespace, and what its name means there.
+"""The place of a file: its namespace, and the facts that its name tells there.
 
-Contract: an inode that gets a name is placed in the batch that names it: it is accounted to its
-directory's namespace, and gets the key of its block, the key of the one before that in its prompt,
-its model, and whether only its owner unlinks it (`kvfs.layouts`). Models are numbered, in the
-catalog. Synchronous. Not for what is accounted, nor for settings.
+Contract: an inode that gets a name is placed in the batch that names it. It is accounted to the
+namespace of its directory. From its name it gets the key of its block, the key of the block before
+that in its prompt, its model, and whether only its owner unlinks it (`kvfs.layouts`). The catalog
+numbers the models. Synchronous. Not for accounts, nor for settings.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ MODELS_MAX = 10_000  # more are not told apart
 
 
 class Places:
-    """`namespace` gives the one that an inode is accounted to."""
+    """The places of files. `namespace` gives the namespace to which an inode is accounted."""
 
     def __init__(self, catalog: Catalog, namespace: Callable[[Inode], Namespace]) -> None:
         self.catalog = catalog
@@ -33,7 +33,7 @@ class Places:
             self._know(number, engine, model)
 
     def place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
-        """Account an inode to its directory's namespace, and read what its name says."""
+        """Account an inode to its directory's namespace, and read the facts from its name."""
         inode.namespace = directory.namespace
         if not inode.is_file:
             self._paths.pop(inode.ino, None)
@@ -44,7 +44,7 @@ class Places:
             inode.target = b""
             inode.model, inode.kept = 0, self.is_pinned(inode)
             return
-        # One that waits for its rename is the block already: to policies and ghosts it is one use.
+        # A file that waits for its rename is the block already: policies and ghosts see one use.
         inode.key = block.key
         inode.parent_key = (
             block.parent_key
@@ -56,53 +56,53 @@ class Places:
         inode.kept = self._keeps(inode, block) or self.is_pinned(inode)
 
     def _keeps(self, inode: Inode, block: layouts.Block) -> bool:
-        """Whether its connector takes one that is gone for a defect."""
+        """Whether a file is unevictable: its connector treats a missing file as an error."""
         default = self._namespace(inode).settings.eviction == Settings().eviction
         droppable = block.temporary or layouts.LIVES[block.layout].droppable
         return default and not droppable
 
     def keeps(self, inode: Inode) -> bool:
-        """The same, by its first name."""
+        """Whether a file is unevictable by its first name."""
         block = self.block(inode)
         return block is not None and self._keeps(inode, block)
 
     def is_pinned(self, inode: Inode) -> bool:
-        """Whether somebody has pinned it; what is, is kept."""
+        """Whether a user has pinned a file; a pinned file is kept."""
         return inode.kept and self.catalog.xattr(inode.ino, PIN) is not None
 
     def block_of(self, directory: Inode, name: bytes) -> layouts.Block | None:
-        """What a file's name says, if a connector makes such names."""
+        """The block that a file's name stands for; None if no connector makes such names."""
         return layouts.recognise(self.path(directory), name)
 
     def is_temporary(self, directory: Inode, name: bytes) -> bool:
-        """Whether its connector is going to rename it."""
+        """Whether its connector is going to rename a file of this name."""
         block = self.block_of(directory, name)
         return block is not None and block.temporary
 
     def path_of(self, inode: Inode) -> layouts.Directory | None:
-        """Of a file, from its namespace's directory down; None if it has no name."""
+        """The path of a file from its namespace's directory down; None if it has no name."""
         found = self.catalog.first_name(inode)
         return None if found is None else (*self.path(found[0]), found[1].name)
 
     def keys(self, directory: Inode, name: bytes) -> tuple[int, int]:
-        """The keys that a file of this name would have: its own, and that of the block before."""
+        """The keys that a file of this name would have: its own, and its predecessor's."""
         block = self.block_of(directory, name)
         if block is None:
             return layouts.key_of(directory.ino, name), 0
         return block.key, block.parent_key
 
     def element_size(self, inode: Inode) -> int | None:
-        """Bytes of a number in it, if its first name says that."""
+        """Bytes of a number in a file, if its first name tells them."""
         block = self.block(inode)
         return None if block is None else block.element_size
 
     def block(self, inode: Inode) -> layouts.Block | None:
-        """What its first name says."""
+        """The block that a file's first name stands for; None if there is none."""
         found = self.catalog.first_name(inode)
         return None if found is None else self.block_of(found[0], found[1].name)
 
     def _linked_parent(self, directory: Inode, block: layouts.Block) -> int:
-        """VUA says the block before by a symbolic link beside the files."""
+        """The key of the block before, from VUA's symbolic link beside the files; 0: none."""
         if block.engine != "vua":
             return 0
         entry = self.catalog.lookup(directory.ino, b"parent")
@@ -138,7 +138,7 @@ class Places:
         return tuple(reversed(names))
 
     def forget_paths(self) -> None:
-        """A directory got another name, or they begin elsewhere."""
+        """Forget all paths: a directory got another name, or paths begin elsewhere."""
         self._paths.clear()
 
     def _number(self, engine: str, model: str, batch: Batch) -> int:
