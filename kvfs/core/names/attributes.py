@@ -1,6 +1,6 @@
-"""What inodes are beside their names and content: mode, owner, times, extended attributes.
+"""Attributes of inodes: mode, owner, times and extended attributes.
 
-Contract: every method is synchronous and one catalog batch. Permissions are the kernel's business
+Contract: every method is synchronous and one catalog batch. The kernel checks permissions
 (default_permissions). Not for size, nor for the settings of namespaces that look like attributes.
 """
 
@@ -17,11 +17,11 @@ from kvfs.errors import (
 
 XATTR_VALUE_MAX = 64 << 10  # XATTR_SIZE_MAX of Linux
 XATTR_NAMES_MAX = 64 << 10  # XATTR_LIST_MAX
-XATTR_VALUES_MAX = 1 << 20  # bytes of one inode's: no quota counts them, and the catalog has them
+XATTR_VALUES_MAX = 1 << 20  # bytes of one inode: they fill the catalog, and no quota counts them
 
 
 class Attributes:
-    """Of the inodes of a tree."""
+    """The attributes of the inodes of a tree."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree

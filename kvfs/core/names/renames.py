@@ -1,10 +1,10 @@
-"""Renames: another name for what is there, or two names exchanged.
+"""Renames: give a file or directory another name, or exchange two names.
 
-Contract: `rename` is synchronous and one catalog batch, checked in the step in which it commits. A
-namespace's directory stays at the top; what moves into another namespace is accounted there, a
-directory's content in the background. A name that was there before keeps its cookie. Whoever calls
-it has had quotas take in what it brings (`weigh`, `arrivals`). Not for making names, nor for taking
-them.
+Contract: `rename` is synchronous and one catalog batch. It is checked in the step in which it
+commits. A namespace's directory stays at the top. A file that moves into another namespace is
+accounted there; the content of a directory follows in the background. A name that was there before
+keeps its cookie. Before the rename, its caller makes room in quotas for the arrivals (`weigh`,
+`arrivals`). Not for making or removing names.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ from kvfs.tiers import Tier
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
 WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.1 s while it is locked
-WEIGHED_AT_ONCE = 16  # in a step of the loop, each in some 10 us
+WEIGHED_AT_ONCE = 16  # names in a step of the loop, each in some 10 us
 
 Names = tuple[int, bytes, int, bytes, int]  # the arguments of `rename`
 Weight = tuple[int, int]  # bytes and objects that a quota counts
 
 
 class Move(NamedTuple):
-    """What is renamed, into which directory, over what."""
+    """A checked rename: the entry, its new directory, and the entry that it replaces."""
 
     source_dir: Inode
     entry: Dentry
@@ -44,7 +44,7 @@ class Move(NamedTuple):
 
 
 class Renames:
-    """Of the names of a tree."""
+    """The renames in a tree."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -101,7 +101,7 @@ class Renames:
         return Move(source_dir, entry, inode, target_dir, target)
 
     def _crossing(self, names: Names) -> Move | None:
-        """A rename into another namespace, checked; None for any other."""
+        """A checked rename into another namespace; None for any other rename."""
         parent, _, parent2, _, _ = names
         if parent == parent2:  # the usual rename
             return None
@@ -109,14 +109,15 @@ class Renames:
         if len({None if one is None else one.namespace for one in directories}) == 1:
             return None
         move = self._check_rename(names)
-        # They may have one namespace: a walk is yet to come to its old directory.
+        # Both may have one namespace: a walk has not yet come to the old directory.
         return None if move.inode.namespace == move.target_dir.namespace else move
 
     async def weigh(self, names: Names) -> dict[int, Weight]:
-        """What is below the directories that a rename brings into hard quotas, by directory.
+        """Count the content of the directories that a rename brings into hard quotas.
 
-        Raises OtherNamespaceError for one with more names than can be counted while the kernel
-        holds it: it is to be copied, each file within the quota. And what `rename` does.
+        Returns bytes and objects by directory. Raises OtherNamespaceError for a directory with more
+        names than kvfs can count while the kernel locks it. A program then copies it, with each
+        file within the quota. Raises the errors of `rename` as well.
         """
         move, flags = self._crossing(names), names[-1]
         if move is None:
@@ -131,7 +132,7 @@ class Renames:
 
     async def _weigh(self, top: Inode) -> Weight:
         size, names = 0, 0
-        files: set[int] = set()  # each has its bytes once, whatever its names
+        files: set[int] = set()  # a file with several names counts once
         way = [(top.ino, 0)]
         while way:
             ino, cookie = way.pop()
@@ -157,9 +158,9 @@ class Renames:
     def arrivals(
         self, names: Names, below: Mapping[int, Weight]
     ) -> list[tuple[Namespace, int, int]]:
-        """What a rename would bring into other namespaces: each with bytes and objects more.
+        """The namespaces that a rename would fill, each with the further bytes and objects.
 
-        `below` is what `weigh` found. Raises what `rename` does.
+        below: the result of `weigh`. Raises the errors of `rename`.
         """
         move, flags = self._crossing(names), names[-1]
         if move is None:
@@ -178,12 +179,12 @@ class Renames:
         return (self._takes(inode), 1) if inode.is_file else below.get(inode.ino, (0, 0))
 
     def _takes(self, inode: Inode) -> int:
-        """Bytes; of a file that is being written those that it has by now."""
+        """Bytes of a file. For a file that is being written, those that it has by now."""
         held = self.ledger.table.staging.get(inode.ino)
         return max(Tier.cost(inode.blocks), 0 if held is None else held.taken)
 
     def _is_last(self, inode: Inode) -> bool:
-        """Whether it goes with one name less."""
+        """Whether an inode goes with its last name: it has one, and is not open."""
         return len(inode.links) == 1 and inode.ino not in self.ledger.table.open
 
     def _exchange(self, move: Move, entry2: Dentry, inode2: Inode) -> None:
@@ -207,7 +208,7 @@ class Renames:
         moved: Dentry,
         batch: Batch,
     ) -> None:
-        """The inode gets another name; the caller has unlinked `entry`.
+        """Give an inode another name; the caller has unlinked `entry`.
 
         A name that was there before keeps its cookie, so that a listing shows it once.
         """
@@ -229,13 +230,13 @@ class Renames:
         batch.put(inode)
 
     def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:
-        """All below it is accounted to where it is now, in the background, and named so."""
+        """Have all inodes below a moved directory accounted and named anew, in the background."""
         batch.then(self.namespaces.places.forget_paths)
-        inode.key = inode.parent_key = 0  # it is no block's any more (`Prefixes`)
+        inode.key = inode.parent_key = 0  # it is not a block's directory any more (`Prefixes`)
         if inode.namespace not in (inode.ino, target_dir.namespace):
             inode.namespace = target_dir.namespace
             self.namespaces.account_anew(inode.ino, batch)
-        elif self.ledger.dirty.on:  # and is called otherwise in the bucket
+        elif self.ledger.dirty.on:  # its files have other names in the bucket
             self.namespaces.account_anew(inode.ino, batch)
 
     def _check_namespace(self, inode: Inode, target_dir: Inode) -> None:
@@ -253,7 +254,7 @@ class Renames:
             self.tree.remove_name(directory.ino, entry, old, batch)
 
     def _check_descent(self, ino: int, into: int) -> None:
-        """A directory must not move below itself."""
+        """Check that a directory does not move below itself."""
         while into != ROOT_INO:
             if into == ino:
                 raise InvalidError(f"directory {ino} cannot move into itself")
@@ -261,5 +262,5 @@ class Renames:
 
 
 def _place_of(inode: Inode) -> tuple[int, int, int, int, bool, bytes]:
-    """What accounts and orders go by."""
+    """The fields of an inode that accounts and orders depend on."""
     return inode.namespace, inode.key, inode.parent_key, inode.model, inode.kept, inode.target

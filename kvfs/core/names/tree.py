@@ -1,9 +1,9 @@
-"""Names: directories and links, looked up, listed, made and taken away.
+"""Names: kvfs looks up, lists, makes and removes directories and links.
 
-Contract: every method is synchronous and is one catalog batch; what it checks still holds when it
-commits. Permissions are the kernel's business (default_permissions). What is made or moved is
-accounted to the namespace of its directory. Not for content, nor for what namespaces are told; for
-other names of what is there `Renames`, for all else that an inode says `Attributes`.
+Contract: every method is synchronous and is one catalog batch; its checks still hold when it
+commits. The kernel checks permissions (default_permissions). A new or moved inode is accounted to
+the namespace of its directory. Not for content, nor for the settings of namespaces. Not for other
+names of an inode (`Renames`), nor for its other facts (`Attributes`).
 """
 
 import stat
@@ -31,22 +31,25 @@ from kvfs.settings import Settings
 
 NAME_MAX = 255
 TARGET_MAX = 4095
-RESERVED = b".kvfs"  # a name at the top of the mount, that of the control files
+RESERVED = b".kvfs"  # a name at the top of the mount: the directory of the control files
 COOKIE_SELF, COOKIE_PARENT = 1, 2
-HIDDEN_STEP = 8  # entries that nobody finds, which a step of a listing drops in 30 to 100 us each
+HIDDEN_STEP = 8  # hidden entries that a step of a listing drops, in 30 to 100 us each
 HIDDEN_MAX = 1000  # entries that an rmdir unlinks, some 30 ms
 
 
 class Listing(NamedTuple):
-    """Some of a directory: (name, inode, cookie) of each, behind which cookie to read on."""
+    """Some entries of a directory: (name, inode, cookie) of each. Read on behind `cookie`."""
 
     entries: list[tuple[bytes, Inode, int]]
     cookie: int
-    ended: bool  # there is nothing behind it
+    ended: bool  # there are no entries behind it
 
 
 class Tree:
-    """`templates` says which settings a new top-level directory of a name gets, None for none."""
+    """The names of a mount.
+
+    templates: gives the settings of a new top-level directory by its name; None for none.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class Tree:
     def lookup(self, parent: int, name: bytes) -> Inode:
         """The inode of a name. Raises NotFoundError, also if its bytes went away with RAM."""
         _check_name(name)
-        if name == b".":  # how NFS handles are resolved, also those of files
+        if name == b".":  # NFS handles are resolved so, also those of files
             found = self.inode(parent)
             if not found.links:
                 raise StaleError(f"inode {parent} has no name any more")
@@ -101,7 +104,7 @@ class Tree:
         if name == b"..":
             return self.parent(self.directory(parent))
         entry = self.catalog.lookup(parent, name)
-        if entry is None:  # also where the directory itself is gone, with somebody still inside
+        if entry is None:  # also if the directory is gone and a process is still in it
             raise NotFoundError(f"no {name!r} in directory {parent}")
         return self._living(entry)
 
@@ -117,7 +120,7 @@ class Tree:
         return inode
 
     def _gone(self, inode: Inode, name: bytes) -> str:
-        """Why nobody finds it, if nobody does; then it is dropped where it may be."""
+        """Why no program finds an inode, which is then dropped if it may be; "" if programs do."""
         if self.ledger.records.is_lost(inode):
             self.ledger.removals.drop(inode, "lost")
             return f"the bytes of {name!r} went away with the RAM tier"
@@ -126,7 +129,7 @@ class Tree:
         return ""
 
     def entry(self, parent: int, name: bytes) -> tuple[Dentry, Inode] | None:
-        """A name that really stands for something, with its inode."""
+        """A name with its inode; None if no program finds that."""
         _check_name(name)
         entry = self.catalog.lookup(parent, name)
         if entry is None:
@@ -143,11 +146,12 @@ class Tree:
         return found
 
     def read(self, ino: int, cookie: int, limit: int, *, hidden: int = HIDDEN_STEP) -> Listing:
-        """Up to `limit` entries behind a cookie; fewer at the end, or where many were passed by.
+        """List up to `limit` entries behind a cookie; fewer at the end, or after `hidden` ones.
 
-        `hidden` is how many: those that nobody finds any more, which are dropped if nobody has them
-        open. So a step of a listing takes no longer than others may wait.
-        An entry that is there all the time is seen once, whatever comes and goes meanwhile.
+        hidden: the most entries to skip that no program finds any more. kvfs drops these unless
+        they are open. The bound keeps a step of a listing so short that other tasks may wait for
+        it.
+        An entry that is there all the time is listed once, even if others come and go meanwhile.
         """
         found: list[tuple[bytes, Inode, int]] = []
         directory = self.ledger.table.inode(ino)
@@ -179,31 +183,31 @@ class Tree:
     # Making
 
     def check_new(self, parent: int, name: bytes) -> Inode:
-        """The directory that a new name may be made in."""
+        """The directory of a new name. Raises ExistsError if the name is taken."""
         directory = self.to_enter(parent)
         if name in {b".", b".."} or self.entry(parent, name) is not None:
             raise ExistsError(f"{name!r} exists in directory {parent}")
         return directory
 
     def to_enter(self, ino: int) -> Inode:
-        """The directory that a name may be given in."""
+        """A directory that may get a name; raises an error for a removed one."""
         directory = self.ledger.table.inode(ino)
         if directory is None:
             raise NotFoundError(f"directory {ino} is gone")
         if not directory.is_dir:
             raise NotADirError(f"inode {ino} is not a directory")
         if directory.key and not directory.links:
-            # A block's, which may be there again under its name: the kernel looks that up anew.
-            # A lookup in it is ENOENT none the less, as who removes a tree by descriptors expects.
+            # A block's directory may be there again under its name: the kernel looks it up again.
+            # But a lookup in it is ENOENT, as programs expect that remove a tree by descriptors.
             raise StaleError(f"directory {ino} was removed")
         if not directory.links or self.namespaces.is_dropped(directory):
             raise NotFoundError(f"directory {ino} was removed")
         return directory
 
     def born(self, directory: Inode, mode: int, uid: int, gid: int) -> Inode:
-        """A new inode as `directory` wants it: a setgid directory passes its group on.
+        """A new inode for a directory. A setgid directory passes its group on.
 
-        Its namespace may say who owns files, and their mode.
+        Settings of its namespace may give the owner, the group and the mode of files.
         """
         if directory.mode & stat.S_ISGID:
             gid = directory.gid
@@ -221,7 +225,10 @@ class Tree:
     def maker(
         self, parent: int, name: bytes, mode: int, uid: int, gid: int
     ) -> Callable[[], tuple[Inode, Inode]]:
-        """What gives a new file's directory and inode: checked now, and again after any change."""
+        """Return a function that gives a new file's directory and inode.
+
+        The name is checked now, and by the function again if the catalog has changed.
+        """
         state = self.catalog.database.state
         directory = self.check_new(parent, name)
 
@@ -244,9 +251,9 @@ class Tree:
         target: bytes = b"",
         settings: Settings | None = None,
     ) -> Inode:
-        """A directory, symbolic link, fifo, socket or device node.
+        """Make a directory, symbolic link, fifo, socket or device node.
 
-        settings: of a new top-level directory, whatever the templates say.
+        settings: of a new top-level directory, in place of the templates' settings.
         """
         if len(target) > TARGET_MAX:
             raise NameTooLongError(f"link target of {len(target)} bytes, at most {TARGET_MAX}")
@@ -306,7 +313,7 @@ class Tree:
             batch.answers()
 
     def remove_name(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
-        """One name of a file less; with the last one it goes, at once or when it is closed."""
+        """Remove a name of a file. Without names the file goes, at once or when it is closed."""
         batch.unlink(parent, entry)
         first = batch.change(inode).links[0]
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
@@ -324,7 +331,7 @@ class Tree:
             self.ledger.removals.forget(inode, batch)
 
     def _place_anew(self, inode: Inode, batch: Batch) -> None:
-        """It has another first name from now on, which says what it is."""
+        """Place an inode by its new first name."""
         if (found := self.catalog.first_name(inode)) is None:
             return
         directory, entry = found
@@ -334,7 +341,7 @@ class Tree:
             self.account_anew(before, inode, batch)
 
     def account_anew(self, before: Inode, inode: Inode, batch: Batch, *, old: bool = False) -> None:
-        """It has another place than before. old: it is as old as it was, and not the youngest."""
+        """Account an inode with a new place. old: it keeps its age, and is not the youngest."""
         accounts = self.ledger.accounts
         if accounts.accounted(inode):
             batch.then(partial(accounts.dismiss, before))
@@ -370,9 +377,9 @@ class Tree:
             self.namespaces.forget(inode.ino, batch)
 
     def _unlink_hidden(self, directory: Inode, batch: Batch) -> None:
-        """Entries that nobody finds any more, but that are there: they go with their directory.
+        """Unlink the entries that no program finds any more: they go with their directory.
 
-        Expired while they are open, or moved here from a namespace that was dropped since.
+        Such an entry expired while it was open, or came from a namespace that was dropped since.
         """
         entries = self.catalog.entries_after(directory.ino, 0, HIDDEN_MAX + 1)
         inodes = {entry.ino: self.ledger.table.inode(entry.ino) for entry in entries}
@@ -387,7 +394,7 @@ class Tree:
 
 
 def is_name(name: bytes, parent: int = 0) -> bool:
-    """Whether an entry of a directory can have it: what others wrote may say anything."""
+    """Whether an entry of a directory can have a name, which other programs may have written."""
     reserved = parent == ROOT_INO and name == RESERVED
     return 0 < len(name) <= NAME_MAX and name not in {b".", b".."} and not reserved
 

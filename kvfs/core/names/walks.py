@@ -1,9 +1,9 @@
-"""Walks over what is there, in the background: to drop it, to account it anew, to end its time.
+"""Walks over trees in the background: they drop, account anew or expire objects.
 
-Contract: a step of a walk is synchronous, one batch and less than 1 ms long, and the loop has its
-turn after each. A walk that a death cuts short begins again, from the marks in the catalog: what it
-has done is not there to be done again. What somebody has open goes when it is closed.
-Not for choosing what goes for a quota (`Quota`).
+Contract: a step of a walk is synchronous, one batch and less than 1 ms long. Other tasks run after
+each step. A walk that a death cuts short begins again, from the marks in the catalog; its finished
+steps leave nothing to do again. An open object goes when it is closed.
+Not for choosing the victims of a quota (`Quota`).
 """
 
 import logging
@@ -24,26 +24,26 @@ log = logging.getLogger(__name__)
 
 STEP = 8  # objects; each costs 30 to 100 us
 TRASH_MAX = 4096  # files that wait for their unlink before a walk goes on
-BUSY_PERIOD = 0.01  # s between two looks at what is behind an inode's lock
-SHORTEST, LONGEST = 1.0, 60.0  # s between two looks for what has expired
+BUSY_PERIOD = 0.01  # s between two looks at inodes that are locked
+SHORTEST, LONGEST = 1.0, 60.0  # s between two looks for expired objects
 
 
 @dataclass(slots=True)
 class _Place:
     """A directory that is being cleared.
 
-    It is read on from where it was left: what was deleted stays in RocksDB for a while, and to pass
-    it by at each step would take the square of its entries.
+    Each step reads on behind the last entry. Deleted entries stay in RocksDB for a while, and to
+    skip all of them at each step would take the square of the number of entries.
     """
 
     ino: int
     parent: int
     cookie: int = 0
-    busy: bool = False  # something had to be passed by
+    busy: bool = False  # an entry had to be skipped
 
 
 class Walks:
-    """Call `run` once."""
+    """The walks of a mount. Call `run` once."""
 
     def __init__(self, tree: Tree, quota: Quota) -> None:
         self.tree = tree
@@ -53,7 +53,7 @@ class Walks:
         self.catalog = tree.catalog
 
     async def run(self) -> None:
-        """Follow the marks, for ever."""
+        """Clear and account the marked directories, for ever."""
         await self.ledger.accounts.census_done.wait()
         while True:
             changed = self.namespaces.changed
@@ -66,9 +66,9 @@ class Walks:
     # Dropped
 
     async def _clear(self, top: int) -> None:
-        """Remove all below a directory that was dropped, deepest first, and the directory.
+        """Remove a dropped directory and all below it, deepest first.
 
-        What was moved away before is accounted to where it is now first: it does not go along.
+        Before that, files that were moved away are accounted to their present place: they stay.
         """
         for ino in list(self.namespaces.unaccounted):
             await self._account_anew(ino)
@@ -79,8 +79,8 @@ class Walks:
     async def _empty(self, top: int, *, prefix: bool) -> None:
         """Remove a directory and all below, deepest first.
 
-        prefix: the directory is of a block that is gone, which may be there again. The kernel may
-        still find the way there: it is told of each name.
+        prefix: the directory is of a block that is gone, and that may come back. The kernel may
+        still know its path, so kvfs tells the kernel each name that goes.
         """
         way = [_Place(top, 0)]
         while way and (not prefix or top in self.ledger.prefixes.going):
@@ -105,7 +105,7 @@ class Walks:
             await self._pause()
 
     def _clear_files(self, entries: list[Dentry], place: "_Place", *, told: bool) -> list["_Place"]:
-        """Unlink the files among some entries; directories are to be cleared first.
+        """Unlink the files among some entries; return the directories, which are to be cleared.
 
         told: tell the kernel of each name that goes.
         """
@@ -132,19 +132,19 @@ class Walks:
             self._account_to_other(inode, batch)
         elif (
             inode.ino in self.ledger.table.open
-        ):  # it is accounted to what was dropped until closed
+        ):  # it stays accounted to the dropped namespace until closed
             self.ledger.orphans.unlinked_open(inode, batch)
         else:
             self.ledger.removals.forget(inode, batch)
 
     def _account_to_other(self, inode: Inode, batch: Batch) -> None:
-        """It has a name elsewhere, from before the directory was a namespace."""
+        """Account an inode to its other name, from before the directory was a namespace."""
         batch.put(inode)
         if (found := self.catalog.first_name(inode)) is not None:
             self._place(inode, found[0], found[1].name, batch)
 
     def _remove(self, ino: int, *, top: bool, parent: int) -> None:
-        """A directory in which there is nothing any more."""
+        """Remove an empty directory."""
         inode, above = self.catalog.inode(ino), self.catalog.inode(parent)
         with self.catalog.batch() as batch:
             if inode is not None:
@@ -159,10 +159,10 @@ class Walks:
                 self.namespaces.end_drop(ino, batch)
 
     def _inodes(self, entries: list[Dentry]) -> Iterator[tuple[Dentry, Inode | None]]:
-        """Entries with their inodes, of which several names share one.
+        """Yield entries with their inodes; names of one file share one inode.
 
-        None also for a record that makes no sense, over which a walk goes on. Raises CatalogError
-        if one cannot be read.
+        The inode is None if there is none, or if its record makes no sense: a walk goes on then.
+        Raises CatalogError if a record cannot be read.
         """
         found: dict[int, Inode | None] = {}
         for entry in entries:
@@ -189,7 +189,7 @@ class Walks:
             changed = self.namespaces.changed
             going = self.ledger.prefixes.going
             while going:
-                # What is in it takes the directories of its own blocks along.
+                # Each block in it takes its own directory along.
                 await self._empty(min(going), prefix=True)
             await changed.wait()
 
@@ -204,7 +204,7 @@ class Walks:
     # Accounted anew
 
     async def _account_anew(self, top: int) -> None:
-        """Give all below a directory the namespace that the directory has, within its quotas."""
+        """Account all inodes below a directory to its namespace, within the quotas."""
         way = [(top, 0)]
         asked = self.namespaces.unaccounted[top]
         while way:
@@ -243,7 +243,7 @@ class Walks:
     # Expired
 
     async def expire(self) -> None:
-        """Drop what nobody asks for any more, for ever; who asks does not find it before either."""
+        """Drop expired objects, for ever. Programs do not find these before their drop either."""
         await self.ledger.accounts.census_done.wait()
         while True:
             lives = [space.settings.ttl for space in self.namespaces if space.settings.ttl]
