@@ -46,7 +46,7 @@ class Room:
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> Reservation | None:
         """Set room aside and evict the victims for it. No object that RAM alone holds is lost.
 
-        Returns None if there is no room; objects may have been evicted for it all the same.
+        Returns None if there is no room; kvfs may have evicted objects before it returns None.
         `twins` tells how to treat objects on NVMe that RAM holds as well. A create removes their
         copy on NVMe ("uncopy"). A demotion spares them ("spare"), or it would have to make that
         copy again for ever. A demotion that empties RAM loses them ("lose"), since its own objects

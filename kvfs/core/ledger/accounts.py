@@ -124,7 +124,7 @@ class Accounts:
         for order in orders:
             if order not in left:
                 order.touch(inode)
-        if namespace.blocks is not None:  # it need not stay for what follows it
+        if namespace.blocks is not None:  # a held back block may go now
             namespace.release(key_of(inode))
         self.work.wake()
 

@@ -46,7 +46,7 @@ class Census:
         """Count, then sweep. Raises CatalogError once; another call continues from there."""
         await self._count()
         if self.ledger.catalog.doubt:
-            return  # a file that nothing names may be an object whose name is missing
+            return  # an unknown file may be an object whose name is missing
         for tier in self.ledger.tiers.local:
             await self._sweep(tier)
 

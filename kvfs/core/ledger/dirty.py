@@ -33,7 +33,7 @@ from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
-FACT = "bucket"  # of the catalog: the place whose objects the marks are about
+FACT = "bucket"  # of the catalog: the place of the bucket to which the marks belong
 # A fact: "1" once kvfs has looked for all objects that were sealed before the bucket was to have
 # them.
 CAUGHT_UP = "bucket_caught_up"

@@ -1,4 +1,4 @@
-"""Open objects, the locks of inodes, and what is being written.
+"""Open objects, the locks of inodes, and the files that are being written.
 
 Contract: `inode(ino)` is the one truth in memory: the open object's record, else the catalog's.
 An object with a writer is in `staging`. The bytes that it has by now are in `staged` of its

@@ -33,7 +33,7 @@ def drop_unfinished(ledger: Ledger) -> None:
 
 
 def give_name_back(ledger: Ledger, inode: Inode) -> None:
-    """Undo what `Objects` does before the first write to a sealed object: the file's new name.
+    """Undo a rename: `Objects` renames the file before the first write to a sealed object.
 
     The record still has the old version, so no writer ever got a handle. Raises TierError.
     """
