@@ -3,14 +3,17 @@
 Contract: as much of RAM as `reclaimable` says is free or on NVMe as well, or on its way there; all
 of it while somebody writes back, and what is told to be written through at once. What goes first of
 who has most beyond its share is copied first; RAM keeps its copy until the room is needed. Small
-objects are copied together, since each sync costs as much as they do. Not for making room on NVMe
-(`Room`), nor for who may wear it down (`Admission`).
+objects are copied together, since each sync costs as much as they do. No namespace that has less
+beyond its share gives room on NVMe for that, unless RAM is written back: then all of it must go
+somewhere. Not for making room on NVMe (`Room`), nor for who may wear it down (`Admission`).
 """
 
 import time
 from collections.abc import Container
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import chain
+
+import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
@@ -22,6 +25,7 @@ from kvfs.core.namespaces.order import key_of
 from kvfs.fairness.admission import Admission
 from kvfs.tiers import Tier
 
+FULL_FOR = 1.0  # s in which a namespace is passed by for which NVMe had no room
 BATCH_OBJECTS, BATCH_BYTES = 128, 16 << 20  # of small objects that are demoted and synced together
 
 
@@ -50,6 +54,7 @@ class Demotion:
         self.reclaimable = 0
         self._jobs = jobs
         self._under_way = 0  # bytes on their way to NVMe
+        self._full_until: dict[int, float] = {}  # trio's time, by namespace
 
     # What next
 
@@ -63,7 +68,13 @@ class Demotion:
         spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)
         if not self._behind():
             spaces = [space for space in spaces if space.settings.write == "through"]
+        if not self.write_back.wanted:
+            spaces = [space for space in spaces if not self._is_full_for(space)]
         return next(filter(None, map(self._oldest_in_ram, spaces)), [])
+
+    def _is_full_for(self, space: Namespace) -> bool:
+        """Whether NVMe had no room for it a moment ago."""
+        return trio.current_time() < self._full_until.get(space.ino, 0.0)
 
     def _oldest_in_ram(self, space: Namespace) -> list[int]:
         """One object, or many small ones that are synced together; what is packed is alone."""
@@ -99,21 +110,30 @@ class Demotion:
         inodes = [inode for inode in inodes if self._admitted(inode)]
         if not inodes:
             return
+        space, all_goes = self.ledger.namespaces.of(inodes[0]), self.write_back.wanted
+        victims = self.room.victims
         with ExitStack() as rooms:
             total, taken = 0, 0
             for inode in inodes:
                 cost = nvme.cost(inode.blocks)
-                twins: Twins = "lose" if self.write_back.wanted else "spare"
-                room = self.room.reserve(nvme, cost, twins)
+                twins: Twins = "lose" if all_goes else "spare"
+                with nullcontext() if all_goes else victims.on_behalf(space):
+                    room = self.room.reserve(nvme, cost, twins)
                 if room is None:
                     break
                 rooms.enter_context(room)
                 total, taken = total + cost, taken + 1
-            if not taken:  # NVMe is full of what RAM holds as well, or too small
-                self.trouble.pause(
-                    f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
-                    counts=self.write_back.wanted,
-                )
+            if not taken:  # NVMe is full of what RAM holds as well, or of others, or too small
+                self._full_until = {space.ino: trio.current_time() + FULL_FOR} | {
+                    ino: until
+                    for ino, until in self._full_until.items()
+                    if until > trio.current_time() and ino != space.ino
+                }
+                if all_goes or not self.next():
+                    self.trouble.pause(
+                        f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
+                        counts=all_goes,
+                    )
                 return
             self._under_way += total
             try:
