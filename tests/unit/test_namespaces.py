@@ -105,6 +105,33 @@ def test_accounts_are_the_same_after_a_restart(tmp_path: Path) -> None:
             made.check()
 
 
+def test_a_demotion_takes_no_room_from_a_namespace_that_has_less(tmp_path: Path) -> None:
+    """The large namespace gives nothing itself. Other namespaces are demoted all the same."""
+
+    async def case(made: World) -> None:
+        demotion = made.dispatcher.demotion
+        made.namespace("small")
+        made.namespace("large", eviction="never")
+        first = await made.make_file(in_ram(made, b"small/a"), BYTES)
+        await made.demote(first.ino)
+        made.ledger.records.drop_copy(made.at(b"small/a"), made.fast)
+        for number in range(MIB // COST - 1):
+            inode = await made.make_file(in_ram(made, b"large/%d" % number), BYTES)
+            await made.demote(inode.ino)
+        other = await made.make_file(in_ram(made, b"small/b"), BYTES)
+        last = await made.make_file(in_ram(made, b"large/last"), BYTES)
+        demotion.reclaimable = 100
+        assert demotion.next() == [last.ino]
+        await made.demote(last.ino)
+        assert not made.at(b"large/last").on_nvme
+        assert made.at(b"small/a").on_nvme
+        assert demotion.next() == [other.ino], "the large one is passed by"
+        await made.demote(other.ino)
+        assert made.at(b"small/b").on_nvme, "in the place of another one of it"
+
+    run(case, tmp_path, ram=8 * MIB, nvme=MIB)
+
+
 @pytest.mark.parametrize("end", ["drop", "rmdir"])
 def test_what_is_open_is_accounted_to_a_namespace_that_is_no_more(tmp_path: Path, end: str) -> None:
     async def case(made: World) -> None:

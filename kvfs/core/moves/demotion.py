@@ -4,14 +4,17 @@ Contract: `reclaimable` percent of RAM is free, or on NVMe too, or on its way th
 back this holds for all of RAM. Objects of namespaces with `write=through` are copied at once. Of
 the namespace that is furthest beyond its share, the objects that would be evicted first are copied
 first. RAM keeps its copy until its room is needed. Small objects are copied together, since each
-sync costs as much as they do. Not for making room on NVMe (`Room`), nor for the wear of NVMe
-(`Admission`).
+sync costs as much as they do. A demotion takes no room on NVMe from a namespace that has less
+beyond its share. A write back may, since all of RAM must go somewhere. Not for making room on NVMe
+(`Room`), nor for the wear of NVMe (`Admission`).
 """
 
 import time
 from collections.abc import Container
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import chain
+
+import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
@@ -23,6 +26,7 @@ from kvfs.core.namespaces.order import key_of
 from kvfs.fairness.admission import Admission
 from kvfs.tiers import Tier
 
+FULL_FOR = 1.0  # s in which a namespace is passed by for which NVMe had no room
 BATCH_OBJECTS, BATCH_BYTES = 128, 16 << 20  # of small objects that are demoted and synced together
 
 
@@ -51,6 +55,7 @@ class Demotion:
         self.reclaimable = 0
         self._jobs = jobs
         self._under_way = 0  # bytes on their way to NVMe
+        self._full_until: dict[int, float] = {}  # trio's time, by namespace
 
     # Choose objects
 
@@ -64,7 +69,13 @@ class Demotion:
         spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)
         if not self._behind():
             spaces = [space for space in spaces if space.settings.write == "through"]
+        if not self.write_back.wanted:
+            spaces = [space for space in spaces if not self._is_full_for(space)]
         return next(filter(None, map(self._oldest_in_ram, spaces)), [])
+
+    def _is_full_for(self, space: Namespace) -> bool:
+        """Whether NVMe had no room for it a moment ago."""
+        return trio.current_time() < self._full_until.get(space.ino, 0.0)
 
     def _oldest_in_ram(self, space: Namespace) -> list[int]:
         """One object, or many small ones that are synced together. An object to pack is alone."""
@@ -100,21 +111,30 @@ class Demotion:
         inodes = [inode for inode in inodes if self._admitted(inode)]
         if not inodes:
             return
+        space, all_goes = self.ledger.namespaces.of(inodes[0]), self.write_back.wanted
+        victims = self.room.victims
         with ExitStack() as rooms:
             total, taken = 0, 0
             for inode in inodes:
                 cost = nvme.cost(inode.blocks)
-                twins: Twins = "lose" if self.write_back.wanted else "spare"
-                room = self.room.reserve(nvme, cost, twins)
+                twins: Twins = "lose" if all_goes else "spare"
+                with nullcontext() if all_goes else victims.on_behalf(space):
+                    room = self.room.reserve(nvme, cost, twins)
                 if room is None:
                     break
                 rooms.enter_context(room)
                 total, taken = total + cost, taken + 1
-            if not taken:  # NVMe is full of objects that RAM also holds, or too small
-                self.breaker.pause(
-                    f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
-                    counts=self.write_back.wanted,
-                )
+            if not taken:  # NVMe is full of other objects, or too small
+                self._full_until = {space.ino: trio.current_time() + FULL_FOR} | {
+                    ino: until
+                    for ino, until in self._full_until.items()
+                    if until > trio.current_time() and ino != space.ino
+                }
+                if all_goes or not self.next():
+                    self.breaker.pause(
+                        f"nothing is demoted: the NVMe tier has no room for {cost} bytes",
+                        counts=all_goes,
+                    )
                 return
             self._under_way += total
             try:
