@@ -163,7 +163,7 @@ def main(
     seed: int,
     output: Path | None,
 ) -> None:
-    """What an open adds for eviction, would-be answers and heat."""
+    """Measure the cost that eviction, what-if figures and heat add to an open."""
     report = Report("bookkeeping", eviction=eviction, calls=CALLS, rounds=ROUNDS, seed=seed)
     rows: list[dict[str, Any]] = []
     for count in objects:

@@ -1,4 +1,4 @@
-"""What lossy storage does to attention, and what it costs.
+"""The effect of lossy storage on attention, and its cost.
 
     .venv/bin/python -m scripts.bench.storage [--tokens 1024] [--json FILE]
 
