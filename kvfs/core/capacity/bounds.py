@@ -141,10 +141,16 @@ class Bounds:
         self._see(held, ends=True)
         if held.doom is None and held.space is not None:
             self._keep_quota(held.space, [held])
-        while held.doom is None and (found := self.room.make_room(held.tier)) is not None:
+        while held.doom is None and self._is_short(held.tier):
+            if (found := self.room.make_room(held.tier)) is None:
+                break
             self._end(found, _no_room(found.tier, found.staged))
         if held.doom is not None:
             raise held.doom
+
+    def _is_short(self, tier: Tier) -> bool:
+        """Whether `Room.make_room` may have work. The call costs a tenth of a create."""
+        return tier.free < (self.room.headroom if tier is self.room.ram else 0)
 
     def _see(self, held: OpenObject, *, ends: bool = False) -> None:
         if held.fd < 0:  # its file could not be opened again
