@@ -27,7 +27,7 @@ def wait_for(condition: Callable[[], Any], what: str, *, seconds: float = PATIEN
     while not (found := condition()):
         waited = time.monotonic() - began
         assert waited < seconds, f"not within {seconds:.0f} s: {what}"
-        time.sleep(min(max(0.005, waited / 20), 0.02))  # what is asked has better to do
+        time.sleep(min(max(0.005, waited / 20), 0.02))  # the daemon has other work
     return found
 
 
