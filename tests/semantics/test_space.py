@@ -163,7 +163,7 @@ def test_bounds(mount: Mount, mode: str) -> None:
                 refusals.add(error.errno)
         assert refusals == {errno.EDQUOT if directory == space else errno.ENOSPC}
         for path in directory.glob("*.bin"):
-            path.unlink()
+            path.unlink(missing_ok=True)  # kvfs may drop what is beyond the limit after a close
         kv.idle()
 
 
@@ -220,5 +220,6 @@ def test_nothing_goes_early(mount: Mount, suffix: str, mode: str) -> None:
     os.setxattr(space, "user.kvfs.quota_hard", b"4M")
     (space / "a.kv").write_bytes(b"z" * 3 * M)
     (space / "a.kv").unlink()
+    kv.check_accounts()  # until the kernel forgets a.kv, kvfs may free its room for another file
     with opened(space / "b.kv", os.O_CREAT | os.O_WRONLY), refused(errno.EDQUOT):
         os.open(space / "c.kv", os.O_CREAT | os.O_WRONLY)
