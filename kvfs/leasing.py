@@ -65,7 +65,7 @@ _ANSWER = struct.Struct("<4sIQQ")
 ANSWER_SIZE = _ANSWER.size
 
 
-class Request(NamedTuple):
+class LeaseRequest(NamedTuple):
     """Blocks of `size` bytes; `keys[0]` comes after `parent`. shard: "" for files without one.
 
     number: comes back with the answer. mode: of the blocks to make; -1: to open.
@@ -108,7 +108,7 @@ def unpack_socket(data: bytes) -> int:
     return number
 
 
-def pack_request(request: Request) -> bytes:
+def pack_request(request: LeaseRequest) -> bytes:
     """Return the question OPEN or MAKE. Raises ValueError."""
     check_key(request.parent, "parent")
     if len(request.keys) > BLOCKS_MAX:
@@ -123,7 +123,7 @@ def pack_request(request: Request) -> bytes:
     return header + shard + request.parent + joined
 
 
-def unpack_request(data: bytes) -> Request:
+def unpack_request(data: bytes) -> LeaseRequest:
     """Return the request of the question OPEN or MAKE. Raises InvalidError."""
     header = _MAKE if data.startswith(MAKE) else _OPEN
     if len(data) < header.size:
@@ -145,7 +145,7 @@ def unpack_request(data: bytes) -> Request:
     mode = modes[0] if modes else -1
     if mode > MODE_MAX:
         raise InvalidError(f"mode {mode:#o}, expected at most {MODE_MAX:#o}")
-    return Request(parent, keys, shard, size, number, mode)
+    return LeaseRequest(parent, keys, shard, size, number, mode)
 
 
 def pack_close(leases: Sequence[int], question: bytes = CLOSE) -> bytes:

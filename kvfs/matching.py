@@ -36,7 +36,7 @@ SHARDS_MAX = 1 << 16  # bytes
 _ANSWER = struct.Struct("<4sIQQQ")
 
 
-class Request(NamedTuple):
+class MatchRequest(NamedTuple):
     """One request. `keys` are n x 16 bytes; `shards` has "" alone for files without one."""
 
     flags: int
@@ -78,7 +78,7 @@ def request_size(header: bytes) -> int:
     return HEADER.size + named + KEY_BYTES * (1 + count)
 
 
-def unpack_request(data: bytes) -> Request:
+def unpack_request(data: bytes) -> MatchRequest:
     """Return the request of its bytes. Raises InvalidError."""
     expected = request_size(data)
     if len(data) != expected:
@@ -95,7 +95,7 @@ def unpack_request(data: bytes) -> Request:
         raise InvalidError("shards: one of them has no name")
     if len(shards) * count > FILES_MAX:
         raise InvalidError(f"{len(shards)} shards of {count} blocks, at most {FILES_MAX} files")
-    return Request(flags, shards, data[at : at + KEY_BYTES], data[at + KEY_BYTES :])
+    return MatchRequest(flags, shards, data[at : at + KEY_BYTES], data[at + KEY_BYTES :])
 
 
 def pack_request(

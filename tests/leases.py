@@ -28,15 +28,15 @@ class Borrower:
         self, parent: bytes, keys: Sequence[bytes], size: int, shard: str = ""
     ) -> tuple[list[int], list[int]]:
         """Ask for blocks: (descriptors, leases)."""
-        return self._ask(leasing.Request(parent, list(keys), shard, size))
+        return self._ask(leasing.LeaseRequest(parent, list(keys), shard, size))
 
     def make(
         self, parent: bytes, keys: Sequence[bytes], size: int, shard: str = "", mode: int = 0o644
     ) -> tuple[list[int], list[int]]:
         """Ask for new blocks to write: (descriptors, leases)."""
-        return self._ask(leasing.Request(parent, list(keys), shard, size, mode=mode))
+        return self._ask(leasing.LeaseRequest(parent, list(keys), shard, size, mode=mode))
 
-    def _ask(self, request: leasing.Request) -> tuple[list[int], list[int]]:
+    def _ask(self, request: leasing.LeaseRequest) -> tuple[list[int], list[int]]:
         self.say(leasing.pack_request(request))
         answer, found, _, _ = socket.recv_fds(self.ours, 4096, leasing.BLOCKS_MAX)
         _, count, first = leasing.unpack_answer(answer)

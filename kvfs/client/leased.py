@@ -73,7 +73,7 @@ class _Leased:
     def _ask(self, most: int, mode: int = -1) -> None:
         """Ask for some of the next blocks, one question at a time."""
         above, *keys = self._above[self._known : self._known + most + 1]
-        request = leasing.Request(above, keys, self._shard, self._size, mode=mode)
+        request = leasing.LeaseRequest(above, keys, self._shard, self._size, mode=mode)
         self._leases.ask(request, partial(self._answered, len(keys)))
 
     def _answered(self, asked: int, found: Lent) -> None:

@@ -41,7 +41,7 @@ PAUSE = 0.002
 
 
 class _Question(NamedTuple):
-    request: leasing.Request
+    request: leasing.LeaseRequest
     answer: Callable[[Lent], None]
 
 
@@ -79,7 +79,7 @@ class LeaseClient:
         """Return whether the mount makes blocks, as far as is known."""
         return self._lender.offered and self._lender.makes
 
-    def ask(self, request: leasing.Request, answer: Callable[[Lent], None]) -> None:
+    def ask(self, request: leasing.LeaseRequest, answer: Callable[[Lent], None]) -> None:
         """Ask the mount; a thread calls `answer` with the lent blocks, and must not wait in it."""
         with self._starting:
             if not self._begun:
@@ -179,7 +179,7 @@ class _Lender:
         self._peers: tuple[socket.socket, socket.socket] | None = None
         self._asked = 0
 
-    def ask(self, request: leasing.Request) -> Lent:
+    def ask(self, request: leasing.LeaseRequest) -> Lent:
         if not self.offered:
             return []
         self._asked += 1
@@ -236,7 +236,7 @@ class _Lender:
         for peer in peers or ():
             peer.close()
 
-    def _ask(self, request: leasing.Request) -> Lent:
+    def _ask(self, request: leasing.LeaseRequest) -> Lent:
         question = leasing.pack_request(request)
         inode = os.stat(self._directory).st_ino  # 2 us: the kernel knows
         if self._inode != inode:  # the directory was renamed, and this is another one

@@ -23,7 +23,7 @@ class Connected(Protocol):
     def getsockopt(self, level: int, optname: int, buflen: int, /) -> bytes: ...
 
 
-class Request(NamedTuple):
+class ControlRequest(NamedTuple):
     """One request. `again`: it was made before, to a daemon that died without an answer."""
 
     verb: str
@@ -31,12 +31,14 @@ class Request(NamedTuple):
     again: bool
 
 
-def asked(connection: Connected, line: bytes, verbs: Collection[str]) -> Request:
+def asked(connection: Connected, line: bytes, verbs: Collection[str]) -> ControlRequest:
     """Return the request of a line. ControlError: malformed, or refused by `check`."""
     check(connection)
     try:
         found = json.loads(line)
-        request = Request(found["verb"], found.get("arguments", {}), found.get("again") is True)
+        request = ControlRequest(
+            found["verb"], found.get("arguments", {}), found.get("again") is True
+        )
         known = request.verb in verbs
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         known = False

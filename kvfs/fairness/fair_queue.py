@@ -41,12 +41,12 @@ class Flow:
     """One namespace's requests. Only `StartTimeFair` uses its fields."""
 
     finish: float = 0.0  # virtual time at which its begun cost is done
-    waiting: "OrderedDict[Request, None]" = field(default_factory=OrderedDict)
+    waiting: "OrderedDict[QueuedRequest, None]" = field(default_factory=OrderedDict)
     listed: bool = False  # in its priority's heap; after a cancellation perhaps with nothing
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class QueuedRequest:
     """`begun` is set when its first piece is begun; `cost` is the part still to begin."""
 
     cost: float
@@ -59,7 +59,7 @@ class Request:
 class Piece(NamedTuple):
     """The cost to handle now: a whole request, or a part of a large one."""
 
-    request: Request
+    request: QueuedRequest
     cost: float
 
 
@@ -116,19 +116,19 @@ class StartTimeFair:
         self._virtual = 0.0
         self.waiting = 0
 
-    def add(self, namespace: Hashable, cost: float, weight: float, *, bulk: bool) -> Request:
+    def add(self, namespace: Hashable, cost: float, weight: float, *, bulk: bool) -> QueuedRequest:
         """Queue a request. Raises ValueError for a negative cost, or a weight of 0 or less."""
         if cost < 0 or weight <= 0:
             raise ValueError(f"cost {cost}, weight {weight}: expected 0 or more, more than 0")
         priority = self._bulk if bulk else self._normal
         flow = priority.flow(namespace)
-        request = Request(cost, weight, bulk, flow)
+        request = QueuedRequest(cost, weight, bulk, flow)
         flow.waiting[request] = None
         priority.list(flow)
         self.waiting += 1
         return request
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: QueuedRequest) -> None:
         """Take back a request of which nothing was begun."""
         del request.flow.waiting[request]
         self.waiting -= 1

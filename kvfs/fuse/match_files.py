@@ -194,7 +194,7 @@ class MatchFiles(Kind):
             asked.peer.close()
         await self._end(asked.leases)
 
-    def _take(self, asked: _Asked, offset: int, data: bytes) -> matching.Request | None:
+    def _take(self, asked: _Asked, offset: int, data: bytes) -> matching.MatchRequest | None:
         """Add bytes to a question; return the question if it is complete, else None.
 
         Raises InvalidError, UserLimitError, TooManyOpenError.
@@ -252,7 +252,7 @@ class MatchFiles(Kind):
                 asked.peer.close()
             asked.peer = peer
 
-    async def _hand_over(self, asked: _Asked, request: leasing.Request) -> None:
+    async def _hand_over(self, asked: _Asked, request: leasing.LeaseRequest) -> None:
         if asked.peer is None:
             raise StaleError("blocks are to be lent, and there is no socket to hand them over")
         caller.set(self.kernel.requester())

@@ -149,10 +149,10 @@ def test_a_child_ends_no_lease_of_its_parent(kv: Mounted, cache: PrefixCache) ->
 
 
 def test_what_is_given_back_late_ends_too(kv: Mounted, cache: PrefixCache) -> None:
-    lent = asked(cache._leases, leasing.Request(SPEC.root, KEYS, "", SPEC.stored_bytes))
+    lent = asked(cache._leases, leasing.LeaseRequest(SPEC.root, KEYS, "", SPEC.stored_bytes))
     assert len(lent) == 10
     cache.close()
-    assert asked(cache._leases, leasing.Request(SPEC.root, KEYS, "", SPEC.stored_bytes)) == []
+    assert asked(cache._leases, leasing.LeaseRequest(SPEC.root, KEYS, "", SPEC.stored_bytes)) == []
     assert kv.status()["open_handles"] == 10
     assert _has_open(cache)
     for descriptor, _ in lent:
@@ -162,7 +162,7 @@ def test_what_is_given_back_late_ends_too(kv: Mounted, cache: PrefixCache) -> No
     wait_for(lambda: not _has_open(cache), "the descriptor is closed")
 
 
-def asked(leases: LeaseClient, request: leasing.Request) -> Lent:
+def asked(leases: LeaseClient, request: leasing.LeaseRequest) -> Lent:
     found: SimpleQueue[Lent] = SimpleQueue()
     leases.ask(request, found.put)
     return found.get()
@@ -222,7 +222,9 @@ def test_an_answer_that_nobody_took_is_not_taken_for_another(
     def twice(fd: int, data: bytes, offset: int) -> int:
         if data.startswith(leasing.OPEN):
             other = leasing.unpack_request(data)
-            first = leasing.Request(KEYS[0], KEYS[1:4], "", SPEC.stored_bytes, other.number - 1)
+            first = leasing.LeaseRequest(
+                KEYS[0], KEYS[1:4], "", SPEC.stored_bytes, other.number - 1
+            )
             real(fd, leasing.pack_request(first), 0)
         return real(fd, data, offset)
 
@@ -261,11 +263,11 @@ with PrefixCache({cache.path!r}, SPEC, threads=1) as cache:
 def test_elsewhere_nothing_is_asked(tmp_path: Path) -> None:
     leases = LeaseClient(str(tmp_path))
     for _ in range(2):
-        assert asked(leases, leasing.Request(SPEC.root, KEYS, "", 1)) == []
+        assert asked(leases, leasing.LeaseRequest(SPEC.root, KEYS, "", 1)) == []
     assert leases.offered is False
     leases.give_back([1, 2])
     leases.close()
-    assert asked(leases, leasing.Request(SPEC.root, KEYS, "", 1)) == []
+    assert asked(leases, leasing.LeaseRequest(SPEC.root, KEYS, "", 1)) == []
     with PrefixCache(tmp_path / "plain", SPEC, create=True) as cache:
         assert cache.save(TOKENS, GIVEN) == 10
         for _ in range(2):
@@ -278,7 +280,7 @@ def test_a_mount_that_is_read_only_is_asked_once(mount: Mount) -> None:
         assert cache.save(TOKENS, GIVEN) == 10
     kv.remount(f"{kv.options},ro")
     leases = LeaseClient(str(kv.path / "llama"))
-    assert asked(leases, leasing.Request(SPEC.root, KEYS, "", 1)) == []
+    assert asked(leases, leasing.LeaseRequest(SPEC.root, KEYS, "", 1)) == []
     assert leases.offered is False
     leases.close()
     with PrefixCache(kv.path / "llama", SPEC) as cache:

@@ -310,7 +310,7 @@ def test_questions_that_are_none(kv: Mounted) -> None:
     write(space, keys)
     kv.idle()
     client = Borrower(space, offer=False)
-    question = leasing.pack_request(leasing.Request(ROOT, keys, "", BLOCK))
+    question = leasing.pack_request(leasing.LeaseRequest(ROOT, keys, "", BLOCK))
     with refused(errno.ESTALE):
         client.say(question)
     internet = socket.socket()
@@ -334,7 +334,7 @@ def test_who_does_not_listen_is_lent_nothing(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(8)
     write(space, keys)
     kv.idle()
-    question = leasing.pack_request(leasing.Request(ROOT, keys, "", BLOCK))
+    question = leasing.pack_request(leasing.LeaseRequest(ROOT, keys, "", BLOCK))
     with borrowing(space) as client:
         told = 0
         with suppress(OSError):

@@ -315,7 +315,7 @@ def test_answers_that_nobody_takes(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(64)
     with borrowing(space) as client:
         client.say(
-            leasing.pack_request(leasing.Request(ROOT, keys, "", BLOCK, mode=0o644)),
+            leasing.pack_request(leasing.LeaseRequest(ROOT, keys, "", BLOCK, mode=0o644)),
         )
         assert kv.status()["writers"] == 64
     wait_for(lambda: kv.status()["writers"] == 0, "they have ended")

@@ -45,9 +45,9 @@ def test_a_shard_is_read_as_it_was_written(key: bytes, shard: str) -> None:
 
 KEYS = [bytes([at]) * 16 for at in range(1, 5)]
 QUESTIONS = (
-    leasing.pack_request(leasing.Request(KEYS[0], KEYS[1:], "tp1-pp0", 8 << 20)),
-    leasing.pack_request(leasing.Request(KEYS[0], [], "", 0)),
-    leasing.pack_request(leasing.Request(KEYS[0], KEYS[1:], "", 8 << 20, mode=0o644)),
+    leasing.pack_request(leasing.LeaseRequest(KEYS[0], KEYS[1:], "tp1-pp0", 8 << 20)),
+    leasing.pack_request(leasing.LeaseRequest(KEYS[0], [], "", 0)),
+    leasing.pack_request(leasing.LeaseRequest(KEYS[0], KEYS[1:], "", 8 << 20, mode=0o644)),
     leasing.pack_close([1, 2, 1 << 63]),
     leasing.pack_close([1, 2], leasing.DONE),
     leasing.pack_socket(7),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvfs import leasing, prefix
 from kvfs.errors import InvalidError
-from kvfs.leasing import Request
+from kvfs.leasing import LeaseRequest
 
 ROOT = prefix.root_key("a fingerprint")
 KEYS = prefix.block_keys(ROOT, range(65), 1)
@@ -28,7 +28,7 @@ NUMBERS = st.integers(0, (1 << 64) - 1)
 def test_what_is_asked_is_read_back(
     keys: list[bytes], shard: str, size: int, number: int, mode: int
 ) -> None:
-    request = Request(ROOT, keys, shard, size, number, mode)
+    request = LeaseRequest(ROOT, keys, shard, size, number, mode)
     packed = leasing.pack_request(request)
     assert leasing.is_question(packed)
     assert leasing.unpack_request(packed) == request
@@ -67,10 +67,13 @@ def test_any_bytes_are_a_question_or_refused(data: bytes) -> None:
     [
         (b"KVO1", "request of 4 bytes, expected 28 at least"),
         (struct.pack("<4sIIQQ", b"KVO1", 65, 0, 0, 0), "65 keys, at most 64 in a question"),
-        (leasing.pack_request(Request(ROOT, KEYS[:1], "", 1))[:-1], "of 59 bytes, expected 60"),
+        (
+            leasing.pack_request(LeaseRequest(ROOT, KEYS[:1], "", 1))[:-1],
+            "of 59 bytes, expected 60",
+        ),
         (leasing.MAKE, "request of 4 bytes, expected 32 at least"),
         (
-            leasing.pack_request(Request(ROOT, [], "", 1, 0, 0o1000)),
+            leasing.pack_request(LeaseRequest(ROOT, [], "", 1, 0, 0o1000)),
             "mode 0o1000, expected",
         ),
         (struct.pack("<4sIIQQ", b"KVO1", 0, 1, 0, 0) + b"/" + ROOT, "shard: shard='/'"),
@@ -85,7 +88,7 @@ def test_questions_that_are_refused(data: bytes, words: str) -> None:
 
 def test_too_much_to_be_asked() -> None:
     with pytest.raises(ValueError, match="65 keys, at most 64 in a question"):
-        leasing.pack_request(Request(ROOT, KEYS, "", 1))
+        leasing.pack_request(LeaseRequest(ROOT, KEYS, "", 1))
     with pytest.raises(ValueError, match="4097 leases, at most 4096"):
         leasing.pack_close(range(4097))
     with pytest.raises(InvalidError, match="descriptor -1, expected at least 0"):
@@ -103,10 +106,10 @@ def test_the_examples_of_the_specification() -> None:
     parent, *keys = map(bytes.fromhex, [asked["parent"], *asked["keys"]])
     for packed in (
         leasing.pack_socket(7),
-        leasing.pack_request(Request(parent, keys, "", 8 << 20, 1)),
+        leasing.pack_request(LeaseRequest(parent, keys, "", 8 << 20, 1)),
         leasing.pack_answer(leasing.Answer(1, 2, 7)),
         leasing.pack_close([7, 8]),
-        leasing.pack_request(Request(parent, keys, "", 8 << 20, 2, 0o644)),
+        leasing.pack_request(LeaseRequest(parent, keys, "", 8 << 20, 2, 0o644)),
         leasing.pack_answer(leasing.Answer(2, 2, 9), leasing.MAKE),
         leasing.pack_close([9, 10], leasing.DONE),
     ):

@@ -22,7 +22,7 @@ from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.blocks import ONE_FILE, Blocks, Sums, sums, tiers, value
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.layouts.prefix import NUMBER_MAX, file_number
-from kvfs.matching import Answer, Request
+from kvfs.matching import Answer, MatchRequest
 from kvfs.prefix import KEY_BYTES
 
 SLICE = 4096  # files, in some 0.6 ms
@@ -43,7 +43,7 @@ class Matching:
         space = self.namespaces.own(ino)
         return space is not None and space.blocks is not None
 
-    async def answer(self, ino: int, request: Request) -> Answer:
+    async def answer(self, ino: int, request: MatchRequest) -> Answer:
         """The cached part of the requested prefix, in the namespace of this directory."""
         space, blocks = of_blocks(self.namespaces, ino)
         return await _Question(self, space, blocks, request).answer()
@@ -51,7 +51,7 @@ class Matching:
 
 class _Question:
     def __init__(
-        self, matching_: Matching, space: Namespace, blocks: Blocks, request: Request
+        self, matching_: Matching, space: Namespace, blocks: Blocks, request: MatchRequest
     ) -> None:
         self.tree = matching_.tree
         self.ledger = matching_.ledger

@@ -29,7 +29,7 @@ from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import StaleError, TooManyOpenError, UserLimitError
 from kvfs.fairness.portions import Portions
-from kvfs.leasing import Request
+from kvfs.leasing import LeaseRequest
 
 LEASES_MAX = 1 << 16  # of all users; the daemon also keeps a descriptor of each leased object
 CLOSED_AT_ONCE = 32  # leases that end in one step of the loop, some 0.3 ms
@@ -89,7 +89,7 @@ class ReadLeases:
         self._next += count
         return self._next - count
 
-    def open(self, ino: int, request: Request, who: Who) -> tuple[int, list[int]]:
+    def open(self, ino: int, request: LeaseRequest, who: Who) -> tuple[int, list[int]]:
         """Open the longest leading run of blocks that can be leased. The run may be empty.
 
         Returns the number of the first lease, and the descriptors. The numbers of the leases follow
@@ -116,7 +116,7 @@ class ReadLeases:
         self._opened(found, began)
         return first, [held.lent for held in found]
 
-    def _inodes(self, space: Namespace, request: Request, who: Who) -> Iterator[Inode]:
+    def _inodes(self, space: Namespace, request: LeaseRequest, who: Who) -> Iterator[Inode]:
         """The inodes of the blocks, up to the first that is not there, or not for `who`.
 
         Three questions to the catalog are enough for all: a question costs 5 us, and 1 us more a

@@ -27,7 +27,7 @@ from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.objects.objects import Objects
 from kvfs.errors import KvfsError, StaleError
 from kvfs.fairness.portions import Portions
-from kvfs.leasing import Request
+from kvfs.leasing import LeaseRequest
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class WriteLeases:
     def __len__(self) -> int:
         return len(self._held)
 
-    async def make(self, ino: int, request: Request, who: Who) -> tuple[int, list[int]]:
+    async def make(self, ino: int, request: LeaseRequest, who: Who) -> tuple[int, list[int]]:
         """Create the longest leading run of blocks that can be leased. The run may be empty.
 
         Returns the first lease, and the descriptors. The leases follow each other. The caller
@@ -93,7 +93,13 @@ class WriteLeases:
         )
 
     async def _make(
-        self, space: Namespace, above: bytes, name: bytes, request: Request, who: Who, lease: int
+        self,
+        space: Namespace,
+        above: bytes,
+        name: bytes,
+        request: LeaseRequest,
+        who: Who,
+        lease: int,
     ) -> int:
         """Create one block, and return a descriptor to write it. Raises KvfsError."""
         top, directory = self.tree.directory(space.ino), self.tree.lookup(space.ino, above)
