@@ -79,7 +79,7 @@ class LeaseRequest(NamedTuple):
     mode: int = -1
 
 
-class Answer(NamedTuple):
+class LeaseAnswer(NamedTuple):
     """The number of blocks, and the lease of the first of them."""
 
     number: int
@@ -163,14 +163,14 @@ def unpack_close(data: bytes) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}Q", data, _CLOSE.size)
 
 
-def pack_answer(answer: Answer, question: bytes = OPEN) -> bytes:
+def pack_answer(answer: LeaseAnswer, question: bytes = OPEN) -> bytes:
     """Return the message that accompanies the descriptors."""
     return _ANSWER.pack(question, answer.blocks, answer.number, answer.first)
 
 
-def unpack_answer(data: bytes) -> Answer:
+def unpack_answer(data: bytes) -> LeaseAnswer:
     """Return the answer of a message. Raises ValueError for a malformed one."""
     if len(data) != _ANSWER.size or data[:4] not in {OPEN, MAKE}:
         raise ValueError(f"{data[:40]!r}: expected an answer, which begins with {OPEN!r}")
     _, blocks, number, first = _ANSWER.unpack(data)
-    return Answer(number, blocks, first)
+    return LeaseAnswer(number, blocks, first)

@@ -49,7 +49,7 @@ class MatchRequest(NamedTuple):
         return len(self.keys) // KEY_BYTES
 
 
-class Answer(NamedTuple):
+class MatchAnswer(NamedTuple):
     """Bytes by tier, each counted where it is fastest; `tiers` and `sizes` only with DETAILS."""
 
     blocks: int
@@ -114,7 +114,7 @@ def pack_request(
     return HEADER.pack(MAGIC, DETAILS * details, len(keys), len(named)) + named + parent + joined
 
 
-def pack_answer(answer: Answer) -> bytes:
+def pack_answer(answer: MatchAnswer) -> bytes:
     """Return its bytes."""
     found = _ANSWER.pack(MAGIC, *answer[:4])
     return found + answer.tiers + struct.pack(f"<{len(answer.sizes)}Q", *answer.sizes)
@@ -125,15 +125,15 @@ def answer_size(keys: int, *, details: bool = False) -> int:
     return _ANSWER.size + (9 * keys if details else 0)
 
 
-def unpack_answer(data: bytes) -> Answer:
+def unpack_answer(data: bytes) -> MatchAnswer:
     """Return the answer of its bytes. Raises ValueError for a malformed one."""
     if len(data) < _ANSWER.size or data[:4] != MAGIC:
         raise ValueError(f"{data[:40]!r}: expected an answer, which begins with {MAGIC!r}")
     _, blocks, ram, nvme, bucket = _ANSWER.unpack_from(data)
     rest = data[_ANSWER.size :]
     if not rest:
-        return Answer(blocks, ram, nvme, bucket)
+        return MatchAnswer(blocks, ram, nvme, bucket)
     if len(rest) != 9 * blocks:
         raise ValueError(f"answer of {len(data)} bytes for {blocks} blocks")
     sizes = struct.unpack(f"<{blocks}Q", rest[blocks:])
-    return Answer(blocks, ram, nvme, bucket, rest[:blocks], sizes)
+    return MatchAnswer(blocks, ram, nvme, bucket, rest[:blocks], sizes)

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from kvfs.cli import Refusal, is_mount, json_option, printable, target_argument
-from kvfs.cli.jobs import Answer, polled
+from kvfs.cli.jobs import JobProgress, polled
 from kvfs.cli.screen import progress
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
@@ -112,7 +112,9 @@ def _mountpoint(holder: str) -> str:
     return holder.partition("mounted on ")[2] or "MOUNTPOINT"
 
 
-def _ask_daemon(mountpoint: Path, take: Callable[[Answer], None], how: dict[str, bool]) -> None:
+def _ask_daemon(
+    mountpoint: Path, take: Callable[[JobProgress], None], how: dict[str, bool]
+) -> None:
     request(mountpoint, "check", **how)
     for answer in polled(lambda: request(mountpoint, "checked")):
         take(answer)
@@ -130,9 +132,9 @@ class _Report:
         self._quiet = quiet
         self._findings: list[dict[str, Any]] = []
         self._states = Counter[str]()
-        self._last: Answer = {}
+        self._last: JobProgress = {}
 
-    def take(self, answer: Answer) -> None:
+    def take(self, answer: JobProgress) -> None:
         for finding in answer["findings"]:
             self._states[finding["state"]] += 1
             if self._quiet:

@@ -26,10 +26,10 @@ POLL_S = 0.1
 AT_ONCE = 1000  # paths of one job; a request has room for 3000
 STALLED_S = 120.0  # the daemon pauses for up to a minute between two attempts at a bucket
 
-Answer = dict[str, Any]
+JobProgress = dict[str, Any]
 
 
-def polled(ask: Callable[[], Answer], over: str = "ended") -> Iterator[Answer]:
+def polled(ask: Callable[[], JobProgress], over: str = "ended") -> Iterator[JobProgress]:
     """Yield the progress of the work at intervals; the last answer says that it is over."""
     while not (found := ask())[over]:
         yield found
@@ -57,7 +57,7 @@ class Jobs(NamedTuple):
                 begun.append((mountpoint, request(mountpoint, verb, inos=some, **how)["job"]))
         return cls(asked, begun)
 
-    def look(self, *, cancel: bool = False) -> Answer:
+    def look(self, *, cancel: bool = False) -> JobProgress:
         """Return the progress of all jobs, as a sum."""
         first, *others = (
             request(mountpoint, self.verb, job=job, cancel=cancel) for mountpoint, job in self.begun
@@ -67,8 +67,11 @@ class Jobs(NamedTuple):
         return first
 
     def follow(
-        self, bar: Progress, show: Callable[[Answer], Mapping[str, Any]], told: Callable[..., str]
-    ) -> Answer:
+        self,
+        bar: Progress,
+        show: Callable[[JobProgress], Mapping[str, Any]],
+        told: Callable[..., str],
+    ) -> JobProgress:
         """Return the result once all jobs are over. Ctrl-C ends them and prints `told`'s text."""
         try:
             with bar:
@@ -84,7 +87,7 @@ class Jobs(NamedTuple):
             raise click.exceptions.Exit(130) from None
         return found
 
-    def counted(self, what: str) -> Answer:
+    def counted(self, what: str) -> JobProgress:
         """Follow the jobs with a bar that counts files. KvfsError: they could not see all files."""
         found = self.follow(
             counting(), lambda one: {"description": what, "completed": one["files"]}, lambda _: ""
@@ -94,7 +97,7 @@ class Jobs(NamedTuple):
         return found
 
 
-def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> Answer:
+def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> JobProgress:
     """Add the numbers of two answers, also nested ones; the sum is over if both are."""
     merged = dict(one)
     for name, value in other.items():
@@ -156,7 +159,7 @@ def evict_command(
         raise KvfsError(f"{found['refused']} of {found['files']} files stay: {why}")
 
 
-def _evicted(found: Answer, *, dry: bool) -> str:
+def _evicted(found: JobProgress, *, dry: bool) -> str:
     files, dropped, to = found["files"], found["dropped"], found["to"]
     went, lost, free = ("would go", "would be", "would be") if dry else ("have gone", "are", "are")
     parts = [f"{found['evicted']} of {files} files {went} to {to}"]
@@ -180,7 +183,7 @@ def warm_command(paths: tuple[str, ...], *, no_wait: bool) -> None:
     if no_wait:
         return
 
-    def show(found: Answer) -> Answer:
+    def show(found: JobProgress) -> JobProgress:
         failed = f", {found['failed']} failed" if found["failed"] else ""
         return {
             "total": found["bytes"] if found["listed"] else None,
@@ -195,7 +198,7 @@ def warm_command(paths: tuple[str, ...], *, no_wait: bool) -> None:
         raise KvfsError(f"{found['failed']} files are not warm: {why}")
 
 
-def _warmed(found: Answer) -> str:
+def _warmed(found: JobProgress) -> str:
     files = f"{found['done']} of {found['files']} files"
     return f"{files} are warm, {human(found['done_bytes'])} of {human(found['bytes'])}"
 

@@ -144,14 +144,14 @@ def _describe(
     }
 
 
-def _ask(directory: Path, spec: _Spec, keys: list[bytes]) -> matching.Answer | None:
+def _ask(directory: Path, spec: _Spec, keys: list[bytes]) -> matching.MatchAnswer | None:
     """Ask in one call for each 65536 blocks; None where the file system does not answer."""
     try:
         descriptor = os.open(directory / matching.NAME, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # an NFS client, or another file system
         return None
     try:
-        total = matching.Answer(0, 0, 0, 0)
+        total = matching.MatchAnswer(0, 0, 0, 0)
         for start in range(0, len(keys) or 1, matching.KEYS_MAX):
             part = keys[start : start + matching.KEYS_MAX]
             parent = keys[start - 1] if start else spec.root
@@ -159,7 +159,7 @@ def _ask(directory: Path, spec: _Spec, keys: list[bytes]) -> matching.Answer | N
             os.pwrite(descriptor, matching.pack_request(parent, part, shards), 0)
             found = matching.unpack_answer(os.pread(descriptor, matching.answer_size(len(part)), 0))
             blocks, ram, nvme, bucket = map(sum, zip(total[:4], found[:4], strict=True))
-            total = matching.Answer(blocks, ram, nvme, bucket)
+            total = matching.MatchAnswer(blocks, ram, nvme, bucket)
             if found.blocks < len(part):
                 break
     except (OSError, ValueError) as error:

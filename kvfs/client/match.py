@@ -126,7 +126,7 @@ class Question:
                 os.close(fd)
 
 
-def _parse(data: bytes, keys: int) -> matching.Answer | None:
+def _parse(data: bytes, keys: int) -> matching.MatchAnswer | None:
     """Parse the answer about so many keys; None if it is none.
 
     A network file system might give the client's own question back.

@@ -21,7 +21,7 @@ DAY = 86400  # s
 BURST = 3600  # s that writes may be ahead of the steady pace
 GHOSTS = 1 << 16  # keys, about 100 bytes each beside the key itself
 
-Answer = Literal["admitted", "obliged", "refused_budget", "refused_adaptive"]
+AdmissionResult = Literal["admitted", "obliged", "refused_budget", "refused_adaptive"]
 
 
 class Admission:
@@ -33,7 +33,7 @@ class Admission:
 
     def __init__(self, budget: int, *, spent: tuple[int, int] = (0, 0)) -> None:
         self.budget = budget
-        self.counters: Counter[Answer] = Counter()
+        self.counters: Counter[AdmissionResult] = Counter()
         self._day, self._used = spent
         self._ghosts: OrderedDict[int, None] = OrderedDict()
 
@@ -65,7 +65,9 @@ class Admission:
             self._ghosts.popitem(last=False)
         return False
 
-    def _answer(self, key: int, size: int, now: float, *, touched: bool, obliged: bool) -> Answer:
+    def _answer(
+        self, key: int, size: int, now: float, *, touched: bool, obliged: bool
+    ) -> AdmissionResult:
         day, elapsed = divmod(now, DAY)
         if day > self._day:  # a clock that is set back begins no new day
             self._day, self._used = int(day), 0

@@ -265,7 +265,7 @@ class MatchFiles(Kind):
             first, made = await self.saves.make(asked.ino, request, asked.who)
             blocks = made
         leases = range(first, first + len(blocks))
-        answer = leasing.Answer(request.number, len(blocks), first)
+        answer = leasing.LeaseAnswer(request.number, len(blocks), first)
         try:
             if asked.released or asked.peer is None:
                 raise OSError(errno.EBADF, "who asked has gone")

@@ -61,7 +61,7 @@ class Seen(NamedTuple):
         return Stored(key, self.etag, facts.stored_size, facts.stored_digest, facts.codec)
 
 
-class Answer(NamedTuple):
+class LookupAnswer(NamedTuple):
     """`strange`: why the object is not one of kvfs; "" if it is one, or there is none."""
 
     seen: Seen | None = None
@@ -70,7 +70,7 @@ class Answer(NamedTuple):
     versions: tuple[str, ...] = ()
 
 
-def look(transfers: Transfers, asks: Sequence[Ask]) -> list[Answer | StoreError]:
+def look(transfers: Transfers, asks: Sequence[Ask]) -> list[LookupAnswer | StoreError]:
     """Answer each question. A StoreError is the answer to a question that failed."""
     listed = transfers.store.list
     with ThreadPoolExecutor(min(THREADS, 3 * len(asks)), thread_name_prefix="look") as threads:
@@ -106,8 +106,8 @@ _NONE = Page([], [], "")
 
 
 def _answer(
-    head: Callable[[], Answer], below: Callable[[], Page], versions: Callable[[], Page]
-) -> Answer | StoreError:
+    head: Callable[[], LookupAnswer], below: Callable[[], Page], versions: Callable[[], Page]
+) -> LookupAnswer | StoreError:
     """The answer to one question. It lists only if the object itself is missing."""
     try:
         found = head()
@@ -120,16 +120,16 @@ def _answer(
         return error
 
 
-def _head(transfers: Transfers, ask: Ask) -> Answer:
+def _head(transfers: Transfers, ask: Ask) -> LookupAnswer:
     found = _seen(transfers, ask.key)
     if found is None and ask.sure and is_listed(transfers.store, ask.key):
         found = _seen(transfers, ask.key)  # it came in this very moment
         if found is None:
             raise OutageError(f"{transfers.store.name}/{ask.key}: is listed, but HEAD has 404")
-    return found or Answer()
+    return found or LookupAnswer()
 
 
-def _seen(transfers: Transfers, key: str) -> Answer | None:
+def _seen(transfers: Transfers, key: str) -> LookupAnswer | None:
     try:
         head = transfers.store.head(key)
         facts = Facts.of_head(key, head)
@@ -138,8 +138,8 @@ def _seen(transfers: Transfers, key: str) -> Answer | None:
     except NoObjectError:
         return None
     except (MetadataError, UnsupportedError) as error:
-        return Answer(strange=f"{key}: {error}")
-    return Answer(Seen(head.etag, facts))
+        return LookupAnswer(strange=f"{key}: {error}")
+    return LookupAnswer(Seen(head.etag, facts))
 
 
 def _record(transfers: Transfers, key: str) -> bytes | StoreError:

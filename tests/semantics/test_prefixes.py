@@ -45,7 +45,7 @@ def write(space: Path, keys: Iterable[bytes], parent: bytes = ROOT) -> None:
         unfinished.rename(path)
 
 
-def ask(space: Path, keys: list[bytes], parent: bytes = ROOT) -> matching.Answer:
+def ask(space: Path, keys: list[bytes], parent: bytes = ROOT) -> matching.MatchAnswer:
     descriptor = os.open(space / ".match", os.O_RDWR)
     try:
         os.pwrite(descriptor, matching.pack_request(parent, keys, details=True), 0)

@@ -41,7 +41,7 @@ def test_the_others_are_read_back(leases: list[int], number: int, blocks: int, f
         assert leasing.is_question(packed)
         assert leasing.unpack_close(packed) == tuple(leases)
     assert leasing.unpack_socket(leasing.pack_socket(number)) == number
-    answer = leasing.Answer(number, blocks, first)
+    answer = leasing.LeaseAnswer(number, blocks, first)
     for question in (leasing.OPEN, leasing.MAKE):
         assert leasing.unpack_answer(leasing.pack_answer(answer, question)) == answer
 
@@ -107,10 +107,10 @@ def test_the_examples_of_the_specification() -> None:
     for packed in (
         leasing.pack_socket(7),
         leasing.pack_request(LeaseRequest(parent, keys, "", 8 << 20, 1)),
-        leasing.pack_answer(leasing.Answer(1, 2, 7)),
+        leasing.pack_answer(leasing.LeaseAnswer(1, 2, 7)),
         leasing.pack_close([7, 8]),
         leasing.pack_request(LeaseRequest(parent, keys, "", 8 << 20, 2, 0o644)),
-        leasing.pack_answer(leasing.Answer(2, 2, 9), leasing.MAKE),
+        leasing.pack_answer(leasing.LeaseAnswer(2, 2, 9), leasing.MAKE),
         leasing.pack_close([9, 10], leasing.DONE),
     ):
         assert f"text{packed.hex()}" in written

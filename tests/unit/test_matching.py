@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvfs import matching, prefix
 from kvfs.core.lending.matching import Matching
 from kvfs.errors import InvalidError, StaleError
-from kvfs.matching import Answer, pack_request, unpack_answer, unpack_request
+from kvfs.matching import MatchAnswer, pack_request, unpack_answer, unpack_request
 from tests.unit.world import World, world
 
 ROOT = prefix.root_key("a fingerprint")
@@ -65,9 +65,9 @@ def test_a_bad_request_is_refused(data: bytes, words: str) -> None:
 
 
 def test_an_answer_is_read_back() -> None:
-    for answer in (Answer(3, 1, 2, 3), Answer(2, 1, 2, 3, b"\1\3", (4, 1 << 40))):
+    for answer in (MatchAnswer(3, 1, 2, 3), MatchAnswer(2, 1, 2, 3, b"\1\3", (4, 1 << 40))):
         assert unpack_answer(matching.pack_answer(answer)) == answer
-    for bad in (b"", b"KVM1", matching.pack_answer(Answer(3, 1, 2, 3)) + b"x"):
+    for bad in (b"", b"KVM1", matching.pack_answer(MatchAnswer(3, 1, 2, 3)) + b"x"):
         with pytest.raises(ValueError, match="answer"):
             unpack_answer(bad)
 
@@ -90,7 +90,7 @@ async def write(made: World, keys: list[bytes], *shards: str, size: int = 100) -
 
 async def ask(
     made: World, keys: list[bytes], *shards: str, parent: bytes = ROOT, details: bool = False
-) -> Answer:
+) -> MatchAnswer:
     request = unpack_request(pack_request(parent, keys, shards, details=details))
     return await Matching(made.tree).answer(made.find(b"ns").ino, request)
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvfs.core.ledger.latencies import BOUNDS, Histogram, Latencies
 from kvfs.core.ledger.ledger import COUNTERS
 from kvfs.core.namespaces.namespace import COUNTERS as NAMESPACE_COUNTERS
-from kvfs.fairness.admission import Answer
+from kvfs.fairness.admission import AdmissionResult
 from kvfs.metrics import families
 from kvfs.metrics.__main__ import Scrape, handler
 from kvfs.metrics.address import EXPECTED, Address
@@ -155,7 +155,7 @@ WAYS = ("compress", "decompress")
 
 
 def test_what_is_counted_is_named_where_it_is_counted() -> None:
-    assert set(families.DECISIONS) == set(get_args(Answer))
+    assert set(families.DECISIONS) == set(get_args(AdmissionResult))
     reasons = set()
     for path in (ROOT / "kvfs" / "core").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

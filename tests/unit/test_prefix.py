@@ -357,7 +357,7 @@ def test_the_mount_reads_a_question_as_it_is_specified(vector: dict[str, Any]) -
 @pytest.mark.parametrize("vector", VECTORS["match"]["answers"], ids=lambda one: str(one["flags"]))
 def test_the_mount_answers_as_it_is_specified(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["bytes"])
-    answer = matching.Answer(
+    answer = matching.MatchAnswer(
         vector["matched"],
         vector["ram"],
         vector["nvme"],

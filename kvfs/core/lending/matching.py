@@ -22,7 +22,7 @@ from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.blocks import ONE_FILE, Blocks, Sums, sums, tiers, value
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.layouts.prefix import NUMBER_MAX, file_number
-from kvfs.matching import Answer, MatchRequest
+from kvfs.matching import MatchAnswer, MatchRequest
 from kvfs.prefix import KEY_BYTES
 
 SLICE = 4096  # files, in some 0.6 ms
@@ -43,7 +43,7 @@ class Matching:
         space = self.namespaces.own(ino)
         return space is not None and space.blocks is not None
 
-    async def answer(self, ino: int, request: MatchRequest) -> Answer:
+    async def answer(self, ino: int, request: MatchRequest) -> MatchAnswer:
         """The cached part of the requested prefix, in the namespace of this directory."""
         space, blocks = of_blocks(self.namespaces, ino)
         return await _Question(self, space, blocks, request).answer()
@@ -61,11 +61,11 @@ class _Question:
         self.shards = [shard.encode() for shard in request.shards]
         self.named = 0  # files that were looked for by name
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> MatchAnswer:
         request = self.request
         # The later keys need no such check: each key is made of the one before it.
         if not request.blocks or self._by_name(0, self.shards[0]) is None:
-            return Answer(0, 0, 0, 0)
+            return MatchAnswer(0, 0, 0, 0)
         step = max(1, SLICE // len(self.shards))
         found = Sums(0, 0, 0)
         where, sizes = bytearray(), list[int]()
@@ -83,7 +83,7 @@ class _Question:
             matched += count
             if start + count < min(request.blocks, start + step):
                 break
-        return Answer(matched, found.ram, found.nvme, found.s3, bytes(where), tuple(sizes))
+        return MatchAnswer(matched, found.ram, found.nvme, found.s3, bytes(where), tuple(sizes))
 
     async def _values(self, start: int, end: int) -> list[list[int]]:
         """The values of the files of each shard, up to the first file that is not there."""

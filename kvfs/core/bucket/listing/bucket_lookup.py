@@ -24,7 +24,7 @@ from kvfs.core.bucket.listing.remote_entries import RemoteEntries, is_stub
 from kvfs.core.flights import Flight, SingleFlight, start_task
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import looking
-from kvfs.movement.looking import Answer, Ask
+from kvfs.movement.looking import Ask, LookupAnswer
 from kvfs.movement.remote import LOOKS, Remote
 from kvfs.s3.errors import StoreError
 
@@ -251,7 +251,7 @@ class BucketLookup:
             self._calls -= 1
 
     async def _ask(self, looks: list[_Look]) -> None:
-        answers: list[Answer | StoreError] = []
+        answers: list[LookupAnswer | StoreError] = []
         with self.dirty.superseded.watching() as gone:
             try:
                 asks = [look.ask for look in looks]
@@ -275,7 +275,7 @@ class BucketLookup:
         for look in again:
             self._send(look)
 
-    def _enter(self, look: _Look, answer: Answer, gone: set[str]) -> bool:
+    def _enter(self, look: _Look, answer: LookupAnswer, gone: set[str]) -> bool:
         """Enter an answer. True if it needs another question, for more keys below the name."""
         try:
             if look.place is not None:

@@ -23,7 +23,7 @@ from kvfs.core.flights import start_task
 from kvfs.core.names.tree import is_name
 from kvfs.errors import ControlError, KvfsError
 from kvfs.movement import looking
-from kvfs.movement.looking import Answer, Ask
+from kvfs.movement.looking import Ask, LookupAnswer
 from kvfs.movement.remote import LOOKS
 from kvfs.s3.errors import MetadataError, StoreError
 from kvfs.s3.keys import Name
@@ -220,7 +220,9 @@ class Importing:
                 self._take(one, ask, answer, gone)
                 await trio.lowlevel.checkpoint()
 
-    def _take(self, wanted: _Wanted, ask: Ask, answer: Answer | StoreError, gone: set[str]) -> None:
+    def _take(
+        self, wanted: _Wanted, ask: Ask, answer: LookupAnswer | StoreError, gone: set[str]
+    ) -> None:
         if isinstance(answer, StoreError):
             self._refused[f"not answered: {type(answer).__name__}"] += 1
             return

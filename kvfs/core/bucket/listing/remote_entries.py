@@ -21,7 +21,7 @@ import trio
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
 from kvfs.core.bucket.listing.remote_directories import Place, RemoteDirectories, Verdict
 from kvfs.core.names.tree import Tree, is_name
-from kvfs.movement.looking import Answer, Ask, Seen
+from kvfs.movement.looking import Ask, LookupAnswer, Seen
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX
 from kvfs.s3.store import Entry
@@ -76,7 +76,9 @@ class RemoteEntries:
 
     # Answers
 
-    def settle(self, place: Place, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
+    def settle(
+        self, place: Place, ask: Ask, answer: LookupAnswer, gone: Collection[str]
+    ) -> Verdict:
         """Enter the answer of the bucket about an unknown name. Raises CatalogError."""
         directory = self.remote_directories.directory(place.parent)
         if directory is None or self.catalog.lookup(*place) is not None:
@@ -99,7 +101,7 @@ class RemoteEntries:
             return "hidden"
         return "absent" if self.remote_directories.make_directory(place) is None else "here"
 
-    def renew(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
+    def renew(self, ino: int, ask: Ask, answer: LookupAnswer, gone: Collection[str]) -> Verdict:
         """Compare a known object with the answer of the bucket. Raises CatalogError.
 
         If the object was deleted or replaced there, its name goes, unless a program has it open; a
@@ -131,7 +133,9 @@ class RemoteEntries:
             return "absent"
         return self.settle(Place(parent, entry.name), ask, answer, gone)
 
-    def _reconsider(self, ino: int, ask: Ask, answer: Answer, gone: Collection[str]) -> Verdict:
+    def _reconsider(
+        self, ino: int, ask: Ask, answer: LookupAnswer, gone: Collection[str]
+    ) -> Verdict:
         """Check a conflict: "here" if another object still has the name.
 
         The object becomes dirty only if no other one has it.
