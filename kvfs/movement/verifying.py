@@ -33,7 +33,7 @@ class Copy(NamedTuple):
     direct: bool
 
 
-class Batch(NamedTuple):
+class VerifyBatch(NamedTuple):
     """The copies of one job."""
 
     copies: tuple[Copy, ...]
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
         return f"{len(self.copies)} copies from {self.copies[0].path} on"
 
 
-class Verified(NamedTuple):
+class VerifyResult(NamedTuple):
     """For each copy "" if it is right; else its error, or why it was not read.
 
     cpu_seconds: processor time of the job.
@@ -52,7 +52,7 @@ class Verified(NamedTuple):
     cpu_seconds: float
 
 
-def verify(batch: Batch, rate: float, clock: Clock = REAL) -> Verified:
+def verify(batch: VerifyBatch, rate: float, clock: Clock = REAL) -> VerifyResult:
     """Read each copy of the batch once. rate: bytes a second at most."""
     begun, spent, read = clock.now(), time.process_time(), 0
 
@@ -70,7 +70,7 @@ def verify(batch: Batch, rate: float, clock: Clock = REAL) -> Verified:
                 results.append(_verify(copy, piece, has_read))
             except OSError as error:
                 results.append(error)
-    return Verified(results, time.process_time() - spent)
+    return VerifyResult(results, time.process_time() - spent)
 
 
 def _verify(copy: Copy, piece: memoryview, has_read: Callable[[int], None]) -> str:

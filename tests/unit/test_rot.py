@@ -910,7 +910,7 @@ def test_the_bucket_is_asked_for_what_an_open_finds_rotten(stored: World) -> Non
 
 def test_what_was_compared_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case() -> None:
-        noted = verified.Verified()
+        noted = verified.VerifiedTimes()
         for ino in (1, 2, 3, 1, 4):
             noted.note(ino)
         assert [ino for ino in range(6) if not noted.due(ino)] == [1, 3, 4]

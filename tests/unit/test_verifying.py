@@ -12,7 +12,7 @@ import xxhash
 
 from kvfs.clock import Clock
 from kvfs.movement import files
-from kvfs.movement.verifying import BLOCK, PIECE, Batch, Copy, verify
+from kvfs.movement.verifying import BLOCK, PIECE, Copy, VerifyBatch, verify
 
 ENDLESS = 1e18  # bytes a second
 SIZES = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 5000]
@@ -36,7 +36,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def results(*copies: Copy) -> list[str | OSError]:
-    return verify(Batch(copies), ENDLESS).results
+    return verify(VerifyBatch(copies), ENDLESS).results
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["buffered", "direct"])
@@ -188,7 +188,7 @@ def test_no_more_than_the_rate_is_read(tmp_path: Path) -> None:
         slept[0] += seconds
 
     copies = [made(tmp_path / str(number), bytes(PIECE)) for number in range(3)]
-    found = verify(Batch(tuple(copies)), PIECE / 2.0, Clock(lambda: now[0], sleep))
+    found = verify(VerifyBatch(tuple(copies)), PIECE / 2.0, Clock(lambda: now[0], sleep))
     assert found.results == [""] * 3
     assert found.cpu_seconds >= 0
     assert slept[0] == pytest.approx(6.0)

@@ -310,7 +310,7 @@ class Scrub:
     async def _verify(self, current: Pass, copies: list[tuple[_Copy, verifying.Copy]]) -> None:
         """Let a mover read the copies, and judge each. Raises CatalogError."""
         size = sum(copy.cost for copy, _ in copies)
-        batch = verifying.Batch(tuple(copy for _, copy in copies))
+        batch = verifying.VerifyBatch(tuple(copy for _, copy in copies))
         try:
             found = await self.movers.run(
                 *(verifying.verify, batch, float(RATE)),

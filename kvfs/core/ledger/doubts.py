@@ -1,8 +1,8 @@
 """Copies that a check found wrong but was not to change. The list survives a daemon's death.
 
-Contract: `save` writes the list of doubted copies (`Verified.doubt`) beside the catalog, and `load`
-doubts them again. The next `save` leaves out copies that are gone. `load` refuses a file that kvfs
-has not written, since it would not know which copies are doubted. Both wait for a disk.
+Contract: `save` writes the list of doubted copies (`VerifiedTimes.doubt`) beside the catalog, and
+`load` doubts them again. The next `save` leaves out copies that are gone. `load` refuses a file
+that kvfs has not written, since it would not know which copies are doubted. Both wait for a disk.
 Not for the fate of a doubted copy: the next open compares it (`copies`).
 """
 

@@ -14,7 +14,7 @@ from kvfs.core.ledger.dirty import Dirty
 from kvfs.core.ledger.open_table import OpenTable
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.ledger.trash import Trash
-from kvfs.core.ledger.verified import Verified
+from kvfs.core.ledger.verified import VerifiedTimes
 from kvfs.tiers import Tier
 
 
@@ -38,7 +38,7 @@ class Records:
         self.dirty = dirty
         self.trash = trash
         self.suspect = suspect
-        self.verified = Verified()
+        self.verified = VerifiedTimes()
         # Inodes that lost a wrong copy: the kernel may have wrong bytes of them in its cache.
         self.uncached: set[int] = set()
 

@@ -17,7 +17,7 @@ DAY = 86400.0  # s
 MOST = 65536  # objects; 13 MB
 
 
-class Verified:
+class VerifiedTimes:
     """The times of comparisons. `after`: seconds until a copy is compared again, 0 for never.
 
     `after` may change at any time.
