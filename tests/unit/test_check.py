@@ -883,12 +883,12 @@ def test_a_tier_that_goes_away_meanwhile_takes_no_object_along(
         before = names(made)
         objects, away = made.disk.root / "objects", made.disk.root / "away"
 
-        async def unmount(_: files_module.Files) -> None:
+        async def unmount(_: files_module.FileCheck) -> None:
             await trio.lowlevel.checkpoint()
             objects.rename(away)
 
         with monkeypatch.context() as patch:
-            patch.setattr(files_module.Files, "run", unmount)
+            patch.setattr(files_module.FileCheck, "run", unmount)
             found, _ = await look(made, repair=True, hashes=True)
         assert [(finding.kind, finding.state) for finding in found] == [("tier", "left")]
         away.rename(objects)

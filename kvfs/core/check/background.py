@@ -26,7 +26,7 @@ FINDINGS_MAX = 1000  # in one answer
 PATIENCE = 10.0  # s that a check goes on after the last request
 
 
-class _Check(Job):
+class CheckJob(Job):
     """A check as a job. `findings` are those that no request has got yet."""
 
     def __init__(self, survey: Callable[[Callable[[Finding], Awaitable[None]]], Survey]) -> None:
@@ -76,8 +76,8 @@ class Background:
         self._movers = movers
         self._busy = jobs
         self._remote = remote
-        self._jobs = Jobs[_Check](kept=1)
-        self._last: _Check | None = None
+        self._jobs = Jobs[CheckJob](kept=1)
+        self._last: CheckJob | None = None
 
     async def run(self) -> None:
         while True:
@@ -109,7 +109,7 @@ class Background:
             live=True,
             remote=self._remote if bucket else None,
         )
-        self._last = _Check(survey)
+        self._last = CheckJob(survey)
         self._jobs.begin(self._last)
         return {}
 

@@ -11,11 +11,11 @@ a file may lie in the wrong folder. Copies come before the bucket, because a rep
 them the objects that the bucket lacks.
 """
 
-from kvfs.core.check.copies import Copies
-from kvfs.core.check.files import Files, nothing
-from kvfs.core.check.inodes import Inodes
-from kvfs.core.check.names import Names
-from kvfs.core.check.stored import Listed
+from kvfs.core.check.copies import CopyCheck
+from kvfs.core.check.files import FileCheck, nothing
+from kvfs.core.check.inodes import InodeCheck
+from kvfs.core.check.names import NameCheck
+from kvfs.core.check.stored import ListingCheck
 from kvfs.core.check.survey import Survey
 
 
@@ -27,18 +27,18 @@ async def check(survey: Survey) -> None:
     await survey.step(0)
     if not whole:
         return  # all other findings would be about an older catalog
-    names = Names(survey)
-    inodes = Inodes(survey, names)
-    copies = Copies(survey)
+    names = NameCheck(survey)
+    inodes = InodeCheck(survey, names)
+    copies = CopyCheck(survey)
     await inodes.count()
     names.check_root()
     await names.run()
     await inodes.run()
     await copies.look_for_tiers()
-    await Files(survey, copies.lost).run()
+    await FileCheck(survey, copies.lost).run()
     await copies.run()
     if survey.remote is not None:
-        await Listed(survey, survey.remote).run()
+        await ListingCheck(survey, survey.remote).run()
 
 
 def _look_for_changes(survey: Survey) -> bool:

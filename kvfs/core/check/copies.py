@@ -34,7 +34,7 @@ UNREADABLE = {errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG}  # the dev
 Stat = os.stat_result | OSError | None  # None: there is no file
 
 
-class Verdict(NamedTuple):
+class CopyFault(NamedTuple):
     """A fault of a copy. `remedy`: the copy goes, or its record or time is corrected.
 
     "plain": the copy is plain, but the record says that it is packed.
@@ -45,10 +45,10 @@ class Verdict(NamedTuple):
     remedy: str  # "lose", "restamp", "recount", "plain", or "" if the fault is not certain
 
 
-Hashed = bytes | Verdict | None  # the digest, or why there is none; None: not read
+Hashed = bytes | CopyFault | None  # the digest, or why there is none; None: not read
 
 
-class Copies:
+class CopyCheck:
     """Checks copies. `lost` are tiers whose directory is gone: their copies cannot be checked."""
 
     def __init__(self, survey: Survey) -> None:
@@ -154,10 +154,10 @@ class Copies:
                 path, inode.size, sync=False, sparse=inode.sparse, data=inode.data
             )
         except (SourceChangedError, DamagedError) as error:
-            return Verdict("damaged", str(error), "lose")
+            return CopyFault("damaged", str(error), "lose")
         except (OSError, KvfsError) as error:
             bad = isinstance(error, OSError) and error.errno in UNREADABLE
-            return Verdict("unread", f"it cannot be read: {error}", "lose" if bad else "")
+            return CopyFault("unread", f"it cannot be read: {error}", "lose" if bad else "")
         return found.digest
 
     def _take_digest(self, inode: Inode, tier: Tier, digest: bytes) -> None:
@@ -180,40 +180,40 @@ class Copies:
         """Whether a power loss may have come between the bytes and the disk."""
         return tier is self.ledger.tiers.nvme and inode.session in self.ledger.suspect
 
-    def _verdict(self, inode: Inode, tier: Tier, found: Stat, hashed: Hashed) -> Verdict | None:
+    def _verdict(self, inode: Inode, tier: Tier, found: Stat, hashed: Hashed) -> CopyFault | None:
         if found is None:
-            return Verdict("missing", "it is not there", "lose")
+            return CopyFault("missing", "it is not there", "lose")
         if isinstance(found, OSError):
-            return Verdict("unread", f"nothing can be said of it: {found}", "")
+            return CopyFault("unread", f"nothing can be said of it: {found}", "")
         if not stat.S_ISREG(found.st_mode):
-            return Verdict("damaged", "it is no regular file", "lose")
+            return CopyFault("damaged", "it is no regular file", "lose")
         packed = inode.packed if tier is self.ledger.tiers.nvme else None
         form = inode if packed is None else packed
         plain = packed is not None and found.st_size == inode.size
         if found.st_size != form.size and not plain:
             what = f"it has {found.st_size} bytes, expected {form.size}"
-            return Verdict("damaged", what, "lose")
-        if isinstance(hashed, Verdict):
+            return CopyFault("damaged", what, "lose")
+        if isinstance(hashed, CopyFault):
             return hashed
         if hashed is not None and inode.digest and hashed != inode.digest:
-            return Verdict("damaged", "its bytes do not have their digest", "lose")
+            return CopyFault("damaged", "its bytes do not have their digest", "lose")
         if found.st_mtime_ns != inode.backing_mtime_ns:
             what = f"it was changed at {found.st_mtime_ns} ns, expected {inode.backing_mtime_ns}"
             if not inode.digest:
-                return Verdict("touched", f"{what}; there is no digest to tell its bytes", "lose")
+                return CopyFault("touched", f"{what}; there is no digest to tell its bytes", "lose")
             if hashed is None:
-                return Verdict(
+                return CopyFault(
                     "touched", f"{what}; --hashes can tell whether its bytes are right", ""
                 )
-            return Verdict("touched", f"{what}; its bytes have their digest", "restamp")
+            return CopyFault("touched", f"{what}; its bytes have their digest", "restamp")
         if self._suspect(inode, tier) and not inode.digest and self.survey.hashes:
             what = "it was last written before a power loss, and has no digest to tell its bytes"
-            return Verdict("unproven", what, "lose")
+            return CopyFault("unproven", what, "lose")
         if plain:
-            return Verdict("unpacked", "it was decompressed, and the record lacks that", "plain")
+            return CopyFault("unpacked", "it was decompressed, and the record lacks that", "plain")
         if found.st_blocks * 512 > form.blocks * 512 + SLACK:
             what = f"it takes {found.st_blocks} blocks, accounted are {form.blocks}"
-            return Verdict("blocks", what, "recount")
+            return CopyFault("blocks", what, "recount")
         return None
 
     async def _judge(self, ino: int) -> None:
@@ -232,7 +232,7 @@ class Copies:
             holders = self._holders(inode)
             paths = [tier.path(ino, version) for tier in holders]
             found = await survey.io(partial(_stat_all, paths))
-            verdicts: list[tuple[Tier, Stat, Verdict]] = []
+            verdicts: list[tuple[Tier, Stat, CopyFault]] = []
             for tier, status in zip(holders, found, strict=True):
                 verdict = self._verdict(inode, tier, status, None)
                 hopeless = verdict is not None and verdict.remedy == "lose"
@@ -264,7 +264,7 @@ class Copies:
     # Repair
 
     async def _report(
-        self, inode: Inode, tier: Tier, status: Stat, verdict: Verdict, *, last: bool
+        self, inode: Inode, tier: Tier, status: Stat, verdict: CopyFault, *, last: bool
     ) -> None:
         """Mend a fault and report it. `last`: no other copy is left."""
         survey, ino, version = self.survey, inode.ino, inode.version

@@ -23,7 +23,7 @@ CREATE_PATIENCE = 60.0
 Listed = list[str] | OSError | None  # None: there is no such folder
 
 
-class Files:
+class FileCheck:
     """Checks the files of all tiers, except tiers in `lost`."""
 
     def __init__(self, survey: Survey, lost: set[Tier]) -> None:

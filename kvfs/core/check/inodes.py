@@ -13,23 +13,23 @@ from collections import Counter
 from functools import partial
 
 from kvfs.catalog import ROOT_INO, Inode, audit, keys
-from kvfs.core.check.names import Names
-from kvfs.core.check.namespaces import Namespaces
-from kvfs.core.check.stored import Marks
+from kvfs.core.check.names import NameCheck
+from kvfs.core.check.namespaces import NamespaceCheck
+from kvfs.core.check.stored import MarkCheck
 from kvfs.core.check.survey import Survey
 from kvfs.core.ledger.sessions import NUMBER
 
 
-class Inodes:
+class InodeCheck:
     """Checks all inodes. It shares the results of `names`."""
 
-    def __init__(self, survey: Survey, names: Names) -> None:
+    def __init__(self, survey: Survey, names: NameCheck) -> None:
         self.survey = survey
         self.catalog = survey.catalog
         self.ledger = survey.ledger
         self.names = names
-        self.namespaces = Namespaces(survey, names.parents)
-        self.stored = Marks(survey)
+        self.namespaces = NamespaceCheck(survey, names.parents)
+        self.stored = MarkCheck(survey)
         self._session = self._epoch = 0  # the greatest in any record
 
     async def count(self) -> None:

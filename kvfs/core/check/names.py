@@ -17,7 +17,7 @@ from kvfs.core.check.survey import Survey
 from kvfs.core.names.tree import COOKIE_SELF, Tree
 
 
-class Names:
+class NameCheck:
     """Checks all entries.
 
     `parents` has the parents of directories whose records are missing, or do not have the parent.

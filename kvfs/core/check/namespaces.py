@@ -5,7 +5,7 @@ A dropped tree that no walk has passed yet is right as it is; its top directory 
 `suspect` is called for every inode, and costs two look-ups. `run` looks at suspects again, then at
 the marks, once names and links are mended. A dropped object stays dropped: an open is a miss, and
 never returns bytes that a user has declared wrong. Not for the marks of unfinished inodes
-(`Inodes`).
+(`InodeCheck`).
 """
 
 from collections.abc import Callable, Container
@@ -69,7 +69,7 @@ def at_top(survey: Survey, directory: Inode) -> bool:
     return entry is not None and entry[8:].startswith(LOST)
 
 
-class Namespaces:
+class NamespaceCheck:
     """Checks namespaces and their marks.
 
     `rebuilt` are directories whose records are to be made anew; they keep their marks.

@@ -1,14 +1,14 @@
 """Check the bucket against the catalog: the catalog's marks of the bucket, and a listing.
 
-Contract: `Marks` looks at the catalog alone. `check_inode` is called for every inode, and costs a
-look-up for those that are in the bucket. `run` looks at the marks: the places of objects, the
+Contract: `MarkCheck` looks at the catalog alone. `check_inode` is called for every inode, and costs
+a look-up for those that are in the bucket. `run` looks at the marks: the places of objects, the
 objects that wait, and the keys that are to be deleted. If an inode is gone, its object in the
 bucket is deleted there.
 
-`Listed.run` lists the bucket prefix once and compares it with the marks. It asks for a suspect
-again with the inode held, and only then reports it. If an object is missing or is another one,
-another node has unlinked or replaced it: the object loses its names here, too. If no other node
-uses the prefix, the object is uploaded again from a copy here, and dropped only without one.
+`ListingCheck.run` lists the bucket prefix once and compares it with the marks. It asks for a
+suspect again with the inode held, and only then reports it. If an object is missing or is another
+one, another node has unlinked or replaced it: the object loses its names here, too. If no other
+node uses the prefix, the object is uploaded again from a copy here, and dropped only without one.
 Movers read the bytes, and only if hashes are wanted. A key that no mark means may be another
 node's: `kvfs gc` handles those.
 """
@@ -29,7 +29,7 @@ from kvfs.s3.store import Entry, Head
 READERS = 4  # objects that are read at once
 
 
-class Marks:
+class MarkCheck:
     """Checks the marks of the objects of a catalog."""
 
     def __init__(self, survey: Survey) -> None:
@@ -96,7 +96,7 @@ class Marks:
         self.survey.report("bucket", ino, path, what, "remove the mark", mend)
 
 
-class Listed:
+class ListingCheck:
     """Checks the objects of one bucket by a listing."""
 
     def __init__(self, survey: Survey, remote: Remote) -> None:
