@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kvfs.errors import ConfigError
 from kvfs.s3.errors import MetadataError, NoObjectError, WrongBytesError
-from kvfs.s3.garbage import GARBAGE, Kind, Own, Rules, Verdict
+from kvfs.s3.garbage import GARBAGE, GarbageVerdict, Kind, Own, Rules
 from kvfs.s3.keys import Keys, Name, Space
 from kvfs.s3.nodes import Node, Nodes, key_of
 from kvfs.s3.store import Entry, pages
@@ -182,7 +182,7 @@ class Collector:
         except (NoObjectError, MetadataError, WrongBytesError):  # WrongBytesError: an empty record
             return None
 
-    def _enter(self, report: Report, rules: Rules, entry: Entry, verdict: Verdict) -> None:
+    def _enter(self, report: Report, rules: Rules, entry: Entry, verdict: GarbageVerdict) -> None:
         kind, space = verdict
         young = entry.modified > self._cutoff
         if kind not in GARBAGE:

@@ -21,7 +21,7 @@ Kind = Literal["live", "foreign", "nameless", "version", "namespace", "aside", "
 GARBAGE: tuple[Kind, ...] = ("version", "namespace", "aside", "probe", "name")
 
 
-class Verdict(NamedTuple):
+class GarbageVerdict(NamedTuple):
     """The judgement of one object. `space`: its namespace and version, if it has one."""
 
     kind: Kind
@@ -64,33 +64,33 @@ class Rules:
         for space in frozenset[Space]().union(*(node.had for node in nodes), *gone):
             self._had[space.namespace] = max(space.version, self._had.get(space.namespace, 0))
 
-    def of(self, entry: Entry, name: Name | None, hashes: Collection[str]) -> Verdict:
+    def of(self, entry: Entry, name: Name | None, hashes: Collection[str]) -> GarbageVerdict:
         """Judge an object; `name` is the name in its record if its key is a hash.
 
         hashes: of the objects whose keys are hashes, for judging a record of a name.
         """
         keys, key = self.keys, entry.key
         if key in self.own.keys:
-            return Verdict("live")
+            return GarbageVerdict("live")
         if key.startswith(keys.own):
-            return Verdict(self._of_own(key, hashes))
+            return GarbageVerdict(self._of_own(key, hashes))
         if not key.startswith(keys.long):
             name = keys.parse(key)
         elif not keys.record_of(key):
             name = None
         elif name is None:
-            return Verdict("nameless")
-        return Verdict("foreign") if name is None else self.of_name(name)
+            return GarbageVerdict("nameless")
+        return GarbageVerdict("foreign") if name is None else self.of_name(name)
 
-    def of_name(self, name: Name) -> Verdict:
+    def of_name(self, name: Name) -> GarbageVerdict:
         """Judge any object of this name."""
         space = Space(name.namespace, name.version)
         if not space.namespace:  # the mount's own namespace, which all nodes have, in one version
-            return Verdict("foreign" if space.version else "live")
+            return GarbageVerdict("foreign" if space.version else "live")
         has = self._has.get(space.namespace)
         if has is None:
-            return Verdict("namespace", space)
-        return Verdict("version" if space.version < min(has) else "live", space)
+            return GarbageVerdict("namespace", space)
+        return GarbageVerdict("version" if space.version < min(has) else "live", space)
 
     def _of_own(self, key: str, hashes: Collection[str]) -> Kind:
         keys = self.keys

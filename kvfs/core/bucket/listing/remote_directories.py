@@ -22,7 +22,7 @@ DIRECTORY_MODE = 0o755  # of listed directories
 
 # here: the name exists; absent: the bucket does not have it either; hidden: all keys below it in
 # the bucket, as far as was asked, are ours and about to go; unsure: a change is under way
-Verdict = Literal["here", "absent", "hidden", "unsure"]
+NameState = Literal["here", "absent", "hidden", "unsure"]
 
 
 class Place(NamedTuple):
@@ -88,7 +88,7 @@ class RemoteDirectories:
     def _template(self, name: bytes) -> Settings | None:
         return self.tree.templates(name.decode("utf-8", "surrogateescape"))
 
-    def enter_namespace(self, name: bytes, remote_directories: Iterable[str]) -> Verdict:
+    def enter_namespace(self, name: bytes, remote_directories: Iterable[str]) -> NameState:
         """Make a namespace in the greatest version that exists and is not about to be deleted."""
         found = [
             (one.version, folder)

@@ -19,7 +19,7 @@ from functools import partial
 import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
-from kvfs.core.bucket.listing.remote_directories import Place, RemoteDirectories, Verdict
+from kvfs.core.bucket.listing.remote_directories import NameState, Place, RemoteDirectories
 from kvfs.core.names.tree import Tree, is_name
 from kvfs.movement.looking import Ask, LookupAnswer, Seen
 from kvfs.s3.facts import Facts
@@ -78,7 +78,7 @@ class RemoteEntries:
 
     def settle(
         self, place: Place, ask: Ask, answer: LookupAnswer, gone: Collection[str]
-    ) -> Verdict:
+    ) -> NameState:
         """Enter the answer of the bucket about an unknown name. Raises CatalogError."""
         directory = self.remote_directories.directory(place.parent)
         if directory is None or self.catalog.lookup(*place) is not None:
@@ -101,7 +101,7 @@ class RemoteEntries:
             return "hidden"
         return "absent" if self.remote_directories.make_directory(place) is None else "here"
 
-    def renew(self, ino: int, ask: Ask, answer: LookupAnswer, gone: Collection[str]) -> Verdict:
+    def renew(self, ino: int, ask: Ask, answer: LookupAnswer, gone: Collection[str]) -> NameState:
         """Compare a known object with the answer of the bucket. Raises CatalogError.
 
         If the object was deleted or replaced there, its name goes, unless a program has it open; a
@@ -135,7 +135,7 @@ class RemoteEntries:
 
     def _reconsider(
         self, ino: int, ask: Ask, answer: LookupAnswer, gone: Collection[str]
-    ) -> Verdict:
+    ) -> NameState:
         """Check a conflict: "here" if another object still has the name.
 
         The object becomes dirty only if no other one has it.
@@ -164,7 +164,7 @@ class RemoteEntries:
         self._said_at = self._said_at if said else trio.current_time()
         return "absent"
 
-    def compare(self, ino: int, entry: Entry) -> Verdict:
+    def compare(self, ino: int, entry: Entry) -> NameState:
         """Compare a known object with its listing; "absent": the listing has another object."""
         inode, stored = self.ledger.table.inode(ino), self.dirty.stored(ino)
         if inode is None or not inode.in_bucket or not inode.sealed or ino in self.dirty:
