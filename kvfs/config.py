@@ -23,7 +23,7 @@ from kvfs.parsing import (
     SIZE,
     SWITCH,
     WORD,
-    Kind,
+    ValueKind,
     choice,
     count,
     described,
@@ -94,20 +94,20 @@ def _period_text(seconds: int) -> str:
 
 _TIER = SIZE._replace(parse=_tier_size)
 _TIER_OR_NONE = SIZE._replace(parse=_ram_size)
-_BUCKET = Kind("URL", lambda text: str(Place.parse(text)))
-_DIRTY = Kind("size or share", _size_or_share, _size_or_share_text)
-_ADDRESS = Kind("address", lambda text: str(Address.parse(text)))
-_ENDPOINT = Kind("URL", lambda text: Place.parse("s3://bucket", endpoint=text).endpoint)
-_PERIOD = Kind("duration", _period, _period_text)
-_MOUNT_FLAGS = Kind("flags", str)  # `_parse` collects them
+_BUCKET = ValueKind("URL", lambda text: str(Place.parse(text)))
+_DIRTY = ValueKind("size or share", _size_or_share, _size_or_share_text)
+_ADDRESS = ValueKind("address", lambda text: str(Address.parse(text)))
+_ENDPOINT = ValueKind("URL", lambda text: Place.parse("s3://bucket", endpoint=text).endpoint)
+_PERIOD = ValueKind("duration", _period, _period_text)
+_MOUNT_FLAGS = ValueKind("flags", str)  # `_parse` collects them
 
 
-def _hot(kind: Kind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
+def _hot(kind: ValueKind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
     """Define an option that changes while mounted (`kvfs set`)."""
     return described(kind, meaning, hot=True, **given)
 
 
-def _upgraded(kind: Kind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
+def _upgraded(kind: ValueKind, meaning: str, **given: Any) -> Any:  # noqa: ANN401 - the field's
     """Define an option that changes with another daemon (`kvfs upgrade`)."""
     return described(kind, meaning, upgrade=True, **given)
 

@@ -1,8 +1,9 @@
 """Values as people write them, and the dataclass fields that are written so.
 
-Contract: a `Kind` takes a text and returns the value, or raises ValueError, whose message has the
-expected form. It turns the value back into a text that it takes. `described` makes a field that has
-a kind and a meaning, `rows` shows all of these, and `read_field` and `read_value` read one by name.
+Contract: a `ValueKind` takes a text and returns the value, or raises ValueError, whose message has
+the expected form. It turns the value back into a text that it takes. `described` makes a field that
+has a kind and a meaning, `rows` shows all of these, and `read_field` and `read_value` read one by
+name.
 """
 
 import difflib
@@ -18,7 +19,7 @@ from kvfs.errors import ConfigError
 from kvfs.units import format_duration, format_size, parse_duration, parse_size
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """One kind of value. `unit` is its name in the documentation, `words` are all its values."""
 
     unit: str
@@ -39,7 +40,7 @@ class Row(NamedTuple):
 
 
 def described(
-    kind: Kind,
+    kind: ValueKind,
     meaning: str,
     *,
     default: Any = MISSING,  # noqa: ANN401 - the field's
@@ -57,7 +58,7 @@ def described(
     return field(default=default, default_factory=factory, metadata={"kind": kind, "row": row})
 
 
-def kinds_of(described_class: Any) -> dict[str, Kind]:  # noqa: ANN401 - any dataclass
+def kinds_of(described_class: Any) -> dict[str, ValueKind]:  # noqa: ANN401 - any dataclass
     """Return the kind of each described field, by its name."""
     return {one.name: one.metadata["kind"] for one in fields(described_class) if one.metadata}
 
@@ -69,7 +70,7 @@ def rows(described_class: Any) -> list[Row]:  # noqa: ANN401 - any dataclass
 
 
 def read_field(
-    what: str, name: str, text: str, kinds: Mapping[str, Kind], others: Iterable[str] = ()
+    what: str, name: str, text: str, kinds: Mapping[str, ValueKind], others: Iterable[str] = ()
 ) -> Any:  # noqa: ANN401 - the kind's
     """Return the value of a field, or raise ConfigError, also for an unknown name.
 
@@ -80,7 +81,7 @@ def read_field(
     return read_value(what, name, text, kinds[name])
 
 
-def read_value(what: str, name: str, text: str, kind: Kind) -> Any:  # noqa: ANN401 - the kind's
+def read_value(what: str, name: str, text: str, kind: ValueKind) -> Any:  # noqa: ANN401 - the kind's
     """Return the value of `what` (an option, a setting) of this name, or raise ConfigError."""
     try:
         return kind.parse(text)
@@ -130,16 +131,16 @@ def _seconds(text: str) -> float:
     return found
 
 
-SIZE = Kind("size", parse_size, format_size)
-DURATION = Kind("duration", parse_duration, format_duration)
-SECONDS = Kind("seconds", _seconds)  # up to a year, and parts of one
-SWITCH = Kind("on/off", _switch, lambda on: "on" if on else "off")
-WORD = Kind("word", _word)
-DIRECTORY = Kind("directory", _path)
-FILE = Kind("file", _path)
+SIZE = ValueKind("size", parse_size, format_size)
+DURATION = ValueKind("duration", parse_duration, format_duration)
+SECONDS = ValueKind("seconds", _seconds)  # up to a year, and parts of one
+SWITCH = ValueKind("on/off", _switch, lambda on: "on" if on else "off")
+WORD = ValueKind("word", _word)
+DIRECTORY = ValueKind("directory", _path)
+FILE = ValueKind("file", _path)
 
 
-def choice(*words: str) -> Kind:
+def choice(*words: str) -> ValueKind:
     """Return the kind whose values are these words."""
 
     def parse(text: str) -> str:
@@ -147,10 +148,10 @@ def choice(*words: str) -> Kind:
             raise ValueError(f"one of {', '.join(words)}")
         return text
 
-    return Kind("word", parse, words=words)
+    return ValueKind("word", parse, words=words)
 
 
-def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> Kind:
+def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> ValueKind:
     """Return the kind of whole numbers from `low` to `high`; the suffix may follow them."""
 
     def parse(text: str) -> int:
@@ -159,12 +160,12 @@ def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> Kin
             raise ValueError(f"a whole number from {low} to {high}")
         return int(digits)
 
-    return Kind(unit, parse)
+    return ValueKind(unit, parse)
 
 
-def optional(kind: Kind) -> Kind:
+def optional(kind: ValueKind) -> ValueKind:
     """Return the kind whose value may also be missing: `none`, the empty text, and None."""
-    return Kind(
+    return ValueKind(
         kind.unit,
         lambda text: None if text in {"", "none"} else kind.parse(text),
         lambda found: "" if found is None else kind.text(found),

@@ -17,7 +17,7 @@ from kvfs.parsing import (
     DURATION,
     SIZE,
     SWITCH,
-    Kind,
+    ValueKind,
     choice,
     count,
     described,
@@ -53,16 +53,16 @@ def _fingerprint(text: str) -> str:
     return text
 
 
-_TIERS = Kind("tiers", _media, lambda media: "+".join(media) or "all")
-_MODE = optional(Kind("octal", _mode, "{:04o}".format))
-_TEXT = Kind("text", _fingerprint)
+_TIERS = ValueKind("tiers", _media, lambda media: "+".join(media) or "all")
+_MODE = optional(ValueKind("octal", _mode, "{:04o}".format))
+_TEXT = ValueKind("text", _fingerprint)
 _OBJECTS = count(0, 10**12, "objects")
 _OPENS = count(0, 10**9, "opens/s")
 _BYTES = SIZE._replace(unit="size/s")
 _ID = optional(count(0, (1 << 32) - 2))  # chown(2) takes the last one for "leave it"
 
 
-def _setting(default: Any, kind: Kind, meaning: str) -> Any:  # noqa: ANN401 - the field's
+def _setting(default: Any, kind: ValueKind, meaning: str) -> Any:  # noqa: ANN401 - the field's
     words = f" ({', '.join(kind.words)})" if kind.words else ""
     return described(kind, meaning + words, default=default)
 

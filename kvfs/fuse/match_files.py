@@ -46,7 +46,7 @@ from kvfs.fairness.portions import Portions
 from kvfs.fuse import handover
 from kvfs.fuse.operations import Kernel, count_opens
 from kvfs.fuse.processes import is_nfs_server
-from kvfs.fuse.virtual_files import FIRST_VIRTUAL, SPAN, Kind
+from kvfs.fuse.virtual_files import FIRST_VIRTUAL, SPAN, VirtualFileKind
 
 HANDLES_MAX = 4096  # of all users
 PENDING_MAX = 64 << 20  # bytes of incomplete questions, of all users
@@ -87,7 +87,7 @@ def _remembered(path: Path) -> _Asked | None:
     return _Asked(ino, Who(*who) if who else NOBODY)
 
 
-class MatchFiles(Kind):
+class MatchFiles(VirtualFileKind):
     """All `.match` files. An inode's number is its namespace's, added to `first`."""
 
     name, first = matching.NAME.encode(), FIRST_VIRTUAL + SPAN

@@ -32,7 +32,7 @@ SPAN = FIRST_VIRTUAL >> 1  # numbers of one kind
 Contents = Mapping[bytes, Callable[[], bytes]]
 
 
-class Kind(ABC):
+class VirtualFileKind(ABC):
     """One kind of virtual file, found by `name` in some directories of the tree.
 
     `first` is its first number. `directory` is on a tmpfs. By default each operation is refused.
@@ -102,15 +102,15 @@ class Kind(ABC):
 class VirtualFiles:
     """All kinds of a mount."""
 
-    def __init__(self, *kinds: Kind) -> None:
+    def __init__(self, *kinds: VirtualFileKind) -> None:
         self._kinds = sorted(kinds, key=lambda kind: kind.first, reverse=True)
         self.names = {kind.name: kind for kind in kinds}
 
-    def _named(self, directory: int, name: bytes) -> Kind | None:
+    def _named(self, directory: int, name: bytes) -> VirtualFileKind | None:
         kind = self.names.get(name)
         return kind if kind is not None and kind.is_in(directory) else None
 
-    def of(self, number: int) -> Kind:
+    def of(self, number: int) -> VirtualFileKind:
         """The kind of an inode or a handle from FIRST_VIRTUAL on."""
         return next(kind for kind in self._kinds if number >= kind.first)
 
@@ -139,7 +139,7 @@ class VirtualFiles:
             raise FUSEError(errno.EPERM)
 
 
-class ControlFiles(Kind):
+class ControlFiles(VirtualFileKind):
     """`/.kvfs`: the daemon's state, as files that any program can read.
 
     The directory is `first`, with one file for each of `contents`. Opening a file makes its

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kvfs.errors import ConfigError
 from kvfs.s3.errors import MetadataError, NoObjectError, WrongBytesError
-from kvfs.s3.garbage import GARBAGE, GarbageVerdict, Kind, Own, Rules
+from kvfs.s3.garbage import GARBAGE, GarbageVerdict, KeyKind, Own, Rules
 from kvfs.s3.keys import Keys, Name, Space
 from kvfs.s3.nodes import Node, Nodes, key_of
 from kvfs.s3.store import Entry, pages
@@ -46,7 +46,7 @@ class Found:
     explained: some node's record says that the version once was there.
     """
 
-    kind: Kind
+    kind: KeyKind
     explained: bool
     recent: bool = False
     tally: Tally = field(default_factory=Tally)
@@ -198,7 +198,7 @@ class Collector:
         else:
             report.garbage.setdefault(kind, Tally()).add(entry.size)
 
-    def _withheld(self, rules: Rules, entry: Entry, kind: Kind) -> str:
+    def _withheld(self, rules: Rules, entry: Entry, kind: KeyKind) -> str:
         """The reason why garbage stays for now; "": none."""
         if entry.modified > self._cutoff:
             return "recent"

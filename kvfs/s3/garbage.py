@@ -16,15 +16,15 @@ from kvfs.s3.keys import Keys, Name, Space
 from kvfs.s3.nodes import Node, identity_of
 from kvfs.s3.store import Entry
 
-Kind = Literal["live", "foreign", "nameless", "version", "namespace", "aside", "name", "probe"]
+KeyKind = Literal["live", "foreign", "nameless", "version", "namespace", "aside", "name", "probe"]
 # In the order of deletion: a name goes after its object.
-GARBAGE: tuple[Kind, ...] = ("version", "namespace", "aside", "probe", "name")
+GARBAGE: tuple[KeyKind, ...] = ("version", "namespace", "aside", "probe", "name")
 
 
 class GarbageVerdict(NamedTuple):
     """The judgement of one object. `space`: its namespace and version, if it has one."""
 
-    kind: Kind
+    kind: KeyKind
     space: Space | None = None
 
 
@@ -92,7 +92,7 @@ class Rules:
             return GarbageVerdict("namespace", space)
         return GarbageVerdict("version" if space.version < min(has) else "live", space)
 
-    def _of_own(self, key: str, hashes: Collection[str]) -> Kind:
+    def _of_own(self, key: str, hashes: Collection[str]) -> KeyKind:
         keys = self.keys
         if key.startswith(keys.aside):
             return "aside"
