@@ -34,7 +34,7 @@ NOTES = {
 }
 
 
-class Failed(Refusal):
+class CheckFailed(Refusal):
     """The check did not start, or did not reach its end."""
 
     exit_code = FAILED
@@ -94,12 +94,12 @@ def command(
                 logging.getLogger("kvfs").addHandler(logging.NullHandler())
                 fsck.run(target, shown.take, options=",".join(options), **how)
     except InUseError as error:
-        raise Failed(
+        raise CheckFailed(
             f"{target} is in use ({error.holder}): check it where it is mounted, "
             f"kvfs fsck {_mountpoint(error.holder)}"
         ) from error
     except KvfsError as error:
-        raise Failed(str(error)) from error
+        raise CheckFailed(str(error)) from error
     if as_json:
         mode = "live" if live else "offline"
         click.echo(json.dumps({"target": str(target), "mode": mode, **shown.as_json()}))

@@ -18,7 +18,7 @@ from pathlib import Path
 from kvfs import kept, runtime
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.keeper.keeper import Keeper
-from kvfs.keeper.process import Failed
+from kvfs.keeper.process import DaemonFailed
 
 FOLDERS = ("control", "match")  # in the runtime directory; all else there is a file
 OOM_SCORE = "-900"  # its death costs the mount, and frees little memory
@@ -60,8 +60,8 @@ def main() -> int:
         try:
             try:
                 keeper.start()
-            except (Failed, KvfsError) as error:
-                return refuse(error, error.exit if isinstance(error, Failed) else 1)
+            except (DaemonFailed, KvfsError) as error:
+                return refuse(error, error.exit if isinstance(error, DaemonFailed) else 1)
             if foreground:
                 sys.stdout.write(f"{mountpoint}: mounted\n")
                 sys.stdout.flush()

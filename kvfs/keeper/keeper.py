@@ -27,7 +27,7 @@ from kvfs.control.channel import PROTOCOL
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.keeper import device
 from kvfs.keeper.notify import Notify
-from kvfs.keeper.process import Failed, Process
+from kvfs.keeper.process import DaemonFailed, Process
 
 log = logging.getLogger("kvfs.keeper")
 
@@ -94,10 +94,10 @@ class Keeper:
         return process
 
     def _serve(self, process: Process, config: dict[str, Any], *, patience: float) -> None:
-        """Let a process serve the mount, and mount it if needed. Raises Failed, KvfsError."""
+        """Let a process serve the mount, and mount it if needed. Raises DaemonFailed, KvfsError."""
         loaded = process.expect("loaded", LOAD)
         if loaded["protocol"] != PROTOCOL:
-            raise Failed(
+            raise DaemonFailed(
                 f"kvfs {loaded['version']} speaks protocol {loaded['protocol']} with its keeper, "
                 f"expected {PROTOCOL}: unmount, and mount with the new version"
             )
@@ -122,12 +122,12 @@ class Keeper:
         self.daemon, self.config, self._watchdog = process, config, ready["watchdog"]
 
     def start(self) -> None:
-        """Mount. Raises Failed or KvfsError, and then nothing is mounted."""
+        """Mount. Raises DaemonFailed or KvfsError, and then nothing is mounted."""
         self._catch()
         process = self._spawn(self.command, patient=False)
         try:
             self._serve(process, self.config, patience=START)
-        except (Failed, KvfsError):
+        except (DaemonFailed, KvfsError):
             if self.device >= 0:
                 device.unmount(self.mountpoint, lazy=True)
             process.end()
@@ -232,7 +232,7 @@ class Keeper:
             process = self._successor()
             try:
                 self._serve(process, config, patience=START)
-            except (Failed, KvfsError) as error:
+            except (DaemonFailed, KvfsError) as error:
                 self._deaths += 1
                 why = str(error)
                 process.end()
@@ -308,7 +308,7 @@ class Keeper:
         try:
             request = peer.asked(connection, asked, verbs)
             return verbs[request.verb](**request.arguments)
-        except (Failed, KvfsError, TypeError, ValueError, OSError) as error:
+        except (DaemonFailed, KvfsError, TypeError, ValueError, OSError) as error:
             return {"error": str(error)}  # the last two come from a command that cannot be run
 
     def _status(self) -> dict[str, Any]:
@@ -324,22 +324,22 @@ class Keeper:
         """Hand over to another version of kvfs; return to this one if that does not serve."""
         old = self.daemon
         if old is None:
-            raise Failed("no daemon serves at this moment: try again")
+            raise DaemonFailed("no daemon serves at this moment: try again")
         candidate = self._spawn(command, patient=True)
         try:
             loaded = candidate.expect("loaded", LOAD)
             before = old.facts["loaded"]
             if loaded["format"] < before["format"]:
-                raise Failed(
+                raise DaemonFailed(
                     f"kvfs {loaded['version']} reads catalogs up to format {loaded['format']}, "
                     f"this one has format {before['format']}: nothing is changed"
                 )
             if loaded["protocol"] != PROTOCOL:
-                raise Failed(
+                raise DaemonFailed(
                     f"kvfs {loaded['version']} needs another keeper (protocol {loaded['protocol']},"
                     f" this one speaks {PROTOCOL}): unmount, and mount with it; nothing is changed"
                 )
-        except Failed:
+        except DaemonFailed:
             candidate.end()
             raise
         began = self.clock.now()
@@ -347,14 +347,14 @@ class Keeper:
         self._hand_over(old)
         try:
             self._serve(candidate, config, patience=UPGRADE_START)
-        except (Failed, KvfsError) as error:
+        except (DaemonFailed, KvfsError) as error:
             candidate.end()
             self.daemon = None
             log.error("upgrade to kvfs %s failed: %s", loaded["version"], error)
             if not self._replace():
-                raise Failed(f"{error}; and the former version did not come back") from error
+                raise DaemonFailed(f"{error}; and the former version did not come back") from error
             self.notify.ready(self._status_line())
-            raise Failed(
+            raise DaemonFailed(
                 f"{error}; kvfs {before['version']} serves again, nothing is changed"
             ) from error
         self.command = tuple(command)
@@ -370,7 +370,7 @@ class Keeper:
 
     def _hand_over(self, old: Process) -> None:
         """Ask a daemon to finish its operations and end; one that does not is killed."""
-        with suppress(Failed):
+        with suppress(DaemonFailed):
             old.tell("hand_over")
             old.expect("handed_over", HAND_OVER)
         old.end()

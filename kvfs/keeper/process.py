@@ -20,7 +20,7 @@ SLICE = 0.1  # s of a longer wait; between them the waiting keeper can say that 
 REAP = 0.5  # s of waiting for a killed process group; movers that wait for a disk take longer
 
 
-class Failed(Exception):  # noqa: N818 (the daemon did, not we)
+class DaemonFailed(Exception):  # noqa: N818 (the daemon did, not we)
     """The expected message will not come; the text says why. `exit` is the command's exit code."""
 
     def __init__(self, why: str, code: int = 1) -> None:
@@ -79,26 +79,26 @@ class Process:
         return self.closed or "ended" in self.facts or self.left <= 0
 
     def expect(self, what: str, seconds: float) -> Message:
-        """Wait until it says `what`. Raises Failed if it reports an error, dies or is silent."""
+        """Wait until it says `what`. DaemonFailed if it reports an error, dies or is silent."""
         deadline = time.monotonic() + seconds
         while what not in self.facts:
             if error := self.facts.get("error"):
-                raise Failed(error["error"], error.get("exit", 1))
+                raise DaemonFailed(error["error"], error.get("exit", 1))
             if self.closed:
-                raise Failed(f"the daemon {self.death()} before it was {what}")
+                raise DaemonFailed(f"the daemon {self.death()} before it was {what}")
             if time.monotonic() > deadline:
-                raise Failed(f"the daemon was not {what} within {seconds:.0f} s")
+                raise DaemonFailed(f"the daemon was not {what} within {seconds:.0f} s")
             self._waiting()
             self.listen(min(SLICE, deadline - time.monotonic()))
         return self.facts[what]
 
     def tell(self, what: str, *, descriptor: int | None = None, **facts: object) -> None:
-        """Send it a message. Raises Failed if it is gone."""
+        """Send it a message. Raises DaemonFailed if it is gone."""
         try:
             self.channel.send(what, descriptor=descriptor, **facts)
         except Closed:
             self.closed = True
-            raise Failed(f"the daemon {self.death()}") from None
+            raise DaemonFailed(f"the daemon {self.death()}") from None
 
     def end(self) -> None:
         """Kill it and its movers, and wait a moment until they are gone."""
