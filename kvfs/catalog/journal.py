@@ -47,7 +47,7 @@ _NAME = re.compile(r"[0-3][0-9a-f]{15}")  # more changes than a catalog ever has
 _NEW = "new"  # the name of a segment before its first record
 
 
-class Found(NamedTuple):
+class JournalContent(NamedTuple):
     """The content of a journal. `end`: changes up to this number were made, at least."""
 
     records: dict[int, bytes]  # changes by their number
@@ -214,7 +214,7 @@ def _segments(path: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def read(path: Path, number: int) -> Found | None:
+def read(path: Path, number: int) -> JournalContent | None:
     """Changes after this number; None if there is no journal. Raises OSError."""
     segments = _segments(path)
     if not segments:
@@ -231,7 +231,7 @@ def read(path: Path, number: int) -> Found | None:
     for first, file in needed:
         where, has, tells = _read_segment(file, first, number, records)
         end, last = max(end, tells), max(last, has)
-    return Found(records, end, last, where)
+    return JournalContent(records, end, last, where)
 
 
 def _read_segment(

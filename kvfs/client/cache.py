@@ -18,7 +18,7 @@ from kvfs.client import arguments, files, memory
 from kvfs.client.arguments import Blocks
 from kvfs.client.leased import LeasedReader, LeasedWriter
 from kvfs.client.leases import LeaseClient
-from kvfs.client.match import Bisection, Found, Question, TierBytes
+from kvfs.client.match import Bisection, MatchResult, Question, TierBytes
 from kvfs.client.namespace import names_at_once, open_namespace
 from kvfs.client.save import paths_of, save_chain
 from kvfs.client.spec import Spec
@@ -266,7 +266,7 @@ class PrefixCache:
         found = self._match(parent, keys, self.spec.shard_names)
         return Match(found.blocks, found.blocks * self.spec.block_tokens, keys, found.bytes)
 
-    def _match(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
+    def _match(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> MatchResult:
         self._check_open()
         size = self.spec.stored_bytes
         found = self._question.ask(parent, keys, shards, size)
@@ -283,7 +283,7 @@ class PrefixCache:
         last = keys[known - 1] if known else parent
         more = self._bisection.ask(last, keys[known:], shards).blocks
         theirs = TierBytes(0, 0, more * size * len(shards))
-        return Found(known + more, found.bytes.plus(theirs))
+        return MatchResult(known + more, found.bytes.plus(theirs))
 
     def _load(
         self,

@@ -38,7 +38,7 @@ class TierBytes(NamedTuple):
         return TierBytes(*map(sum, zip(self, other, strict=True)))
 
 
-class Found(NamedTuple):
+class MatchResult(NamedTuple):
     """The number of keys found, from the first, and their tiers, if the mount has said so."""
 
     blocks: int
@@ -58,7 +58,7 @@ class Question:
 
     def ask(
         self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str], size: int
-    ) -> Found | None:
+    ) -> MatchResult | None:
         """Return the cached blocks, as files of `size` each; None if the mount does not say."""
         blocks, where = 0, TierBytes(0, 0, 0)
         for start in range(0, len(keys), KEYS_MAX):
@@ -69,11 +69,11 @@ class Question:
             blocks, where = blocks + found.blocks, where.plus(found.bytes)
             if found.blocks < len(part):
                 break
-        return Found(blocks, where)
+        return MatchResult(blocks, where)
 
     def _ask(
         self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str], size: int
-    ) -> Found | None:
+    ) -> MatchResult | None:
         question = matching.pack_request(parent, keys, shards, details=True)
         with self._lock:
             if not self.offered or (self._fd < 0 and not self._open()):
@@ -95,7 +95,7 @@ class Question:
         wanted = size * len(shards)
         fitting = next((at for at, found in enumerate(answer.sizes) if found != wanted), None)
         if fitting is None:
-            return Found(answer.blocks, TierBytes(answer.ram, answer.nvme, answer.bucket))
+            return MatchResult(answer.blocks, TierBytes(answer.ram, answer.nvme, answer.bucket))
         return self._ask(parent, keys[:fitting], shards, size)
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class Bisection:
         self._holes: set[bytes] = set()
         self._lock = threading.Lock()
 
-    def ask(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> Found:
+    def ask(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> MatchResult:
         """Look for the first block, then the last, then between them."""
 
         def there(at: int) -> bool:
@@ -159,14 +159,14 @@ class Bisection:
 
         keys = keys[: self.before_hole(parent, keys, shards)]
         if not keys or not there(0):
-            return Found(0, None)
+            return MatchResult(0, None)
         if there(len(keys) - 1):
-            return Found(len(keys), None)
+            return MatchResult(len(keys), None)
         low, high = 0, len(keys) - 1  # the first is there, the last is not
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if there(middle) else (low, middle)
-        return Found(low + 1, None)
+        return MatchResult(low + 1, None)
 
     def before_hole(self, parent: bytes, keys: Sequence[bytes], shards: Sequence[str]) -> int:
         """Count the blocks before the first that was missed, and still is."""

@@ -40,7 +40,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Found:
+class NamespaceGarbage:
     """Garbage of a namespace in a version that no node has. `recent`: something was written lately.
 
     explained: some node's record says that the version once was there.
@@ -61,7 +61,7 @@ class Report:
     unread: dict[str, str]
     stale: list[str]
     listed: Tally = field(default_factory=Tally)
-    spaces: dict[Space, Found] = field(default_factory=dict)
+    spaces: dict[Space, NamespaceGarbage] = field(default_factory=dict)
     garbage: dict[str, Tally] = field(default_factory=dict)
     withheld: dict[str, Tally] = field(default_factory=dict)
     kept: dict[str, Tally] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Collector:
             if kind != "live" and len(report.examples) < EXAMPLES:
                 report.examples.append(entry.key)
         elif space is not None:
-            found = report.spaces.setdefault(space, Found(kind, rules.explained(space)))
+            found = report.spaces.setdefault(space, NamespaceGarbage(kind, rules.explained(space)))
             found.recent |= young
             found.tally.add(entry.size)
         elif why := self._withheld(rules, entry, kind):
@@ -260,7 +260,9 @@ class Collector:
             # Delete these records last: only they explain some objects to the next look.
             self.store.delete_many([key_of(self.keys, one) for one in sorted(self.forget)])
 
-    def _delete_below(self, report: Report, prefix: str, spaces: dict[Space, Found]) -> None:
+    def _delete_below(
+        self, report: Report, prefix: str, spaces: dict[Space, NamespaceGarbage]
+    ) -> None:
         for page in pages(self.store, prefix):
             if not page.entries:
                 break
@@ -277,7 +279,10 @@ class Collector:
             self._tell("deleting", report.deleted.objects)
 
     def _doomed(
-        self, rules: Rules, named: Iterable[tuple[Entry, Name | None]], spaces: dict[Space, Found]
+        self,
+        rules: Rules,
+        named: Iterable[tuple[Entry, Name | None]],
+        spaces: dict[Space, NamespaceGarbage],
     ) -> Iterator[Entry]:
         """Entries that are still garbage.
 

@@ -378,7 +378,7 @@ def matches(folder: Path, blocks: int, rounds: int) -> dict[str, Any]:
     return {"blocks": blocks, "asked": asked, "bisected": walked, "stats": stats, "hash": hashing}
 
 
-def _expect(found: matching.Found, blocks: int) -> None:
+def _expect(found: matching.MatchResult, blocks: int) -> None:
     if found.blocks != blocks:
         raise Failed(f"{found.blocks} blocks matched: expected {blocks}")
 
