@@ -34,7 +34,7 @@ class View(NamedTuple):
     first: int = 0  # of the namespaces
 
 
-class Frame(NamedTuple):
+class TopFrame(NamedTuple):
     """The last answers of the daemon, and the time since which it has given none."""
 
     look: Look | None = None
@@ -44,12 +44,12 @@ class Frame(NamedTuple):
     now: float = 0.0
     problem: str = ""
 
-    def after(self, look: Look, objects: dict[str, Any]) -> "Frame":
+    def after(self, look: Look, objects: dict[str, Any]) -> "TopFrame":
         """Return the next frame after an answer of the daemon."""
         rates = None if self.look is None else between(self.look, look)
-        return Frame(look, rates, objects)
+        return TopFrame(look, rates, objects)
 
-    def without_answer(self, now: float, problem: str) -> "Frame":
+    def without_answer(self, now: float, problem: str) -> "TopFrame":
         """Return the next frame after a failed request: the last figures stay visible."""
         return self._replace(
             silent_since=self.silent_since or now, now=now, problem=problem, rates=None

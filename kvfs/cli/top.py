@@ -23,7 +23,7 @@ from rich.live import Live
 
 from kvfs import runtime
 from kvfs.cli import is_kvfs, mountpoint_argument
-from kvfs.cli.frame import SORTS, Frame, View
+from kvfs.cli.frame import SORTS, TopFrame, View
 from kvfs.cli.screen import screen
 from kvfs.control import request_within
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -46,7 +46,7 @@ class Poller:
         self.interval = interval
         self.order = "hot"
         self.stop = threading.Event()
-        self.frame = Frame()
+        self.frame = TopFrame()
         self.gone = False
         self._drawn = threading.Event()  # unset: there is something new
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from kvfs.cli.frame import SORTS, Frame, View
+from kvfs.cli.frame import SORTS, TopFrame, View
 from kvfs.rates import Look, Opens, between, opens_of
 
 
@@ -55,15 +55,15 @@ def status(*namespaces: dict[str, Any], pid: int = 1, hits: int = 0, **more: int
     }
 
 
-def frame(*looks: dict[str, Any], objects: dict[str, Any] | None = None) -> Frame:
+def frame(*looks: dict[str, Any], objects: dict[str, Any] | None = None) -> TopFrame:
     """After these looks, two seconds apart."""
-    found = Frame()
+    found = TopFrame()
     for number, one in enumerate(looks):
         found = found.after(Look(2.0 * number, one), objects or {})
     return found
 
 
-def drawn(found: Frame, width: int = 120, height: int = 40, view: View | None = None) -> str:
+def drawn(found: TopFrame, width: int = 120, height: int = 40, view: View | None = None) -> str:
     console = Console(file=StringIO(), width=width, height=height, color_system=None)
     with console.capture() as text:
         console.print(found.render(view or View(), width, height))
