@@ -37,14 +37,16 @@ def polled(ask: Callable[[], JobProgress], over: str = "ended") -> Iterator[JobP
     yield found
 
 
-class Jobs(NamedTuple):
+class StartedJobs(NamedTuple):
     """The jobs that one command began in some daemons; `verb` asks for their progress."""
 
     verb: str
     begun: list[tuple[Path, int]]
 
     @classmethod
-    def start(cls, paths: Iterable[str], verb: str, asked: str = "swept", **how: object) -> "Jobs":
+    def start(
+        cls, paths: Iterable[str], verb: str, asked: str = "swept", **how: object
+    ) -> "StartedJobs":
         """Start jobs for these files and directories. Raises ConfigError, ControlError."""
         wanted: dict[Path, list[int]] = {}
         for path in paths:
@@ -151,7 +153,7 @@ def evict_command(
     """
     if drop and to == "nvme":
         raise ConfigError("--to nvme loses nothing: --drop goes with --to s3, or alone")
-    jobs = Jobs.start(paths, "evict", to=to or "", drop=drop, dry=dry_run)
+    jobs = StartedJobs.start(paths, "evict", to=to or "", drop=drop, dry=dry_run)
     found = jobs.counted("evicting")
     give(found, lambda _: click.echo(_evicted(found, dry=dry_run)), as_json=as_json)
     if found["refused"]:
@@ -179,7 +181,7 @@ def warm_command(paths: tuple[str, ...], *, no_wait: bool) -> None:
 
     kvfs evicts no recently used object for them. Ctrl-C cancels the files that have not started.
     """
-    jobs = Jobs.start(paths, "warm", "warmed")
+    jobs = StartedJobs.start(paths, "warm", "warmed")
     if no_wait:
         return
 
@@ -222,7 +224,7 @@ def pin_command(paths: tuple[str, ...], *, off: bool) -> None:
     files = [path for path in paths if path not in spaces]
     if not files:
         return
-    found = Jobs.start(files, "pin", on=not off).counted("unpinning" if off else "pinning")
+    found = StartedJobs.start(files, "pin", on=not off).counted("unpinning" if off else "pinning")
     done = "unpinned" if off else "pinned"
     click.echo(f"{found['changed']} of {found['files']} files are newly {done}")
     if found["refused"]:

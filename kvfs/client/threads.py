@@ -89,7 +89,7 @@ class Threads:
         self._blocks.shutdown()
 
 
-class _Call(Generic[T]):
+class _InterruptibleCall(Generic[T]):
     def __init__(self, work: Callable[[], T]) -> None:
         self.interrupted = False
         self._work = work
@@ -128,30 +128,34 @@ class _Aside:
     """
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[_Call[object] | None] = SimpleQueue()
+        self._asked: SimpleQueue[_InterruptibleCall[object] | None] = SimpleQueue()
         self._current = threading.local()
         threading.Thread(
             target=_serve, args=(self._asked, self._current), name="kvfs-main", daemon=True
         ).start()  # now: an interrupt in here would leave half a thread behind
         weakref.finalize(self, self._asked.put, None).atexit = False
 
-    def current(self) -> "_Call[object] | None":
+    def current(self) -> "_InterruptibleCall[object] | None":
         return getattr(self._current, "call", None)
 
     def do(self, work: Callable[[], T]) -> T:
-        call = _Call(work)
+        call = _InterruptibleCall(work)
         try:
-            self._asked.put(cast("_Call[object]", call))
+            self._asked.put(cast("_InterruptibleCall[object]", call))
             call.wait()
         except BaseException:
             call.interrupted = True
-            self._asked.put(cast("_Call[object]", call))  # in case it was not put; it runs once
+            self._asked.put(
+                cast("_InterruptibleCall[object]", call)
+            )  # in case it was not put; it runs once
             call.wait()
             raise
         return call.result()
 
 
-def _serve(asked: "SimpleQueue[_Call[object] | None]", current: threading.local) -> None:
+def _serve(
+    asked: "SimpleQueue[_InterruptibleCall[object] | None]", current: threading.local
+) -> None:
     while (call := asked.get()) is not None:
         current.call = call
         call.run()
@@ -160,7 +164,7 @@ def _serve(asked: "SimpleQueue[_Call[object] | None]", current: threading.local)
 
 
 class _Turn:
-    def __init__(self, count: int, call: _Call[object] | None) -> None:
+    def __init__(self, count: int, call: _InterruptibleCall[object] | None) -> None:
         self.count = count
         self._call = call
         self._next = 0

@@ -83,11 +83,11 @@ class Remote:
         terms = self.bucket.terms
         if terms is None:
             raise TierError(f"{self.bucket.place} could not be asked yet what it honours")
-        job = stores.Job(do, arguments, options)
+        job = stores.StoreCall(do, arguments, options)
         if lane == "look":  # a program waits: a slow store is a miss
             what = (self.bucket.place, job)
             return await self._lanes[lane].ask(stores.glance, *what, patience=LOOK_PATIENCE)
-        call = _Call(size, destinations, job)
+        call = _LaneCall(size, destinations, job)
         await self._lanes[lane].run(call, self.bucket.place, terms)
         if isinstance(call.found, Exception):
             raise call.found
@@ -126,12 +126,12 @@ class Remote:
 
 
 @dataclass(eq=False, slots=True)
-class _Call:
+class _LaneCall:
     """One call that a task waits for. `found`: its result, or its exception."""
 
     size: int
     destinations: Sequence[str]
-    job: stores.Job
+    job: stores.StoreCall
     begun: bool = False
     ended: trio.Event = field(default_factory=trio.Event)
     found: object = None
@@ -144,7 +144,7 @@ class _Lane:
         self.movers = movers
         self.tokens = trio.CapacityLimiter(workers)
         self._turns = trio.CapacityLimiter(workers)
-        self._waiting: deque[_Call] = deque()
+        self._waiting: deque[_LaneCall] = deque()
 
     async def ask(
         self, do: Callable[..., T], *arguments: object, patience: float = ASK_PATIENCE
@@ -152,7 +152,7 @@ class _Lane:
         """Run a call that chooses its own client."""
         return await self.movers.run(do, *arguments, limiter=self.tokens, patience=patience)
 
-    async def run(self, call: _Call, place: Place, terms: Terms) -> None:
+    async def run(self, call: _LaneCall, place: Place, terms: Terms) -> None:
         """Run a call; return when it has ended. Raises nothing except Cancelled."""
         self._waiting.append(call)
         try:
@@ -164,7 +164,7 @@ class _Lane:
             if not call.begun:
                 self._waiting.remove(call)
 
-    def _with_others(self, call: _Call, terms: Terms) -> list[_Call]:
+    def _with_others(self, call: _LaneCall, terms: Terms) -> list[_LaneCall]:
         """This call and the first waiting ones, as many as one worker can run at once."""
         self._waiting.remove(call)
         calls, room = [call], terms.part - max(terms.part // GROUP, call.size)
@@ -177,7 +177,7 @@ class _Lane:
             one.begun = True
         return calls
 
-    async def _run(self, calls: list[_Call], place: Place, terms: Terms) -> None:
+    async def _run(self, calls: list[_LaneCall], place: Place, terms: Terms) -> None:
         found: Sequence[object] = [TierError("the mount ends")] * len(calls)
         try:
             found = await self.movers.run(

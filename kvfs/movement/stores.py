@@ -32,7 +32,7 @@ _kept: dict[tuple[Place, Terms, bool], Transfers] = {}
 _free: dict[tuple[Place, Terms], list[Transfers]] = {}
 
 
-class Job(NamedTuple):
+class StoreCall(NamedTuple):
     """A function to call with a `Transfers` and these arguments."""
 
     do: Callable[..., Any]
@@ -40,14 +40,14 @@ class Job(NamedTuple):
     options: Mapping[str, object] = {}
 
 
-def run_all(place: Place, terms: Terms, jobs: Sequence[Job]) -> list[Any]:
+def run_all(place: Place, terms: Terms, jobs: Sequence[StoreCall]) -> list[Any]:
     """Run the jobs at once, with this process's client; return each result, or its Exception."""
     if len(jobs) == 1:
         return [_run(place, terms, jobs[0])]
     return list(_threads().map(partial(_run, place, terms), jobs))
 
 
-def _run(place: Place, terms: Terms, job: Job) -> Any:  # noqa: ANN401 (a job may return anything)
+def _run(place: Place, terms: Terms, job: StoreCall) -> Any:  # noqa: ANN401 (a job may return anything)
     free = _free.setdefault((place, terms), [])
     mine = free.pop() if free else Transfers(transfers(place, terms).store, terms)
     try:
@@ -70,7 +70,7 @@ def ready(place: Place, terms: Terms, seconds: float) -> None:
     time.sleep(max(0.0, began + seconds - time.monotonic()))
 
 
-def glance(place: Place, job: Job) -> Any:  # noqa: ANN401 (a job may return anything)
+def glance(place: Place, job: StoreCall) -> Any:  # noqa: ANN401 (a job may return anything)
     """Run a job with the impatient client: a program waits, and a slow answer is a miss."""
     return job.do(transfers(place, Terms(), probing=True), *job.arguments, **job.options)
 

@@ -2,14 +2,13 @@
 
 from kvfs.tiers.absent import NoBucket, NoNvme, NoRam
 from kvfs.tiers.bucket import Bucket
-from kvfs.tiers.calls import Job, OverdueError, sync_patience
+from kvfs.tiers.calls import OverdueError, TierCall, sync_patience
 from kvfs.tiers.nvme import NvmeTier, identity_in
 from kvfs.tiers.ram import RamTier
 from kvfs.tiers.tier import Reservation, Tier
 
 __all__ = [
     "Bucket",
-    "Job",
     "NoBucket",
     "NoNvme",
     "NoRam",
@@ -18,6 +17,7 @@ __all__ = [
     "RamTier",
     "Reservation",
     "Tier",
+    "TierCall",
     "identity_in",
     "sync_patience",
 ]

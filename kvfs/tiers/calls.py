@@ -125,7 +125,7 @@ class OverdueError(TierError):
 
 
 @dataclass(frozen=True)
-class Job(Generic[T]):
+class TierCall(Generic[T]):
     """A call with its name; `late` takes the answer back if the caller stopped waiting."""
 
     what: str
@@ -137,10 +137,10 @@ class Job(Generic[T]):
     @classmethod
     def on_file(
         cls, what: str, fd: int, do: Callable[[int], T], patience: float | None = None
-    ) -> "Job[T]":
+    ) -> "TierCall[T]":
         """A job on a duplicate of an open file: the number itself may soon mean another file."""
         own = os.dup(fd)
-        return Job(what, partial(do, own), end=partial(os.close, own), patience=patience)
+        return TierCall(what, partial(do, own), end=partial(os.close, own), patience=patience)
 
     def __call__(self) -> T:
         try:
@@ -149,10 +149,10 @@ class Job(Generic[T]):
             self.end()
 
 
-class _Call(Generic[T]):
+class _ThreadCall(Generic[T]):
     """A job in a thread: its answer goes to the caller, or to `late` once the caller has left."""
 
-    def __init__(self, job: Job[T]) -> None:
+    def __init__(self, job: TierCall[T]) -> None:
         self._job = job
         self._lock = threading.Lock()
         self._begun = self._abandoned = False
@@ -203,12 +203,12 @@ class Calls:
 
         Raises OverdueError; TierError if the job did not begin.
         """
-        job = job if isinstance(job, Job) else Job("a call", job)
+        job = job if isinstance(job, TierCall) else TierCall("a call", job)
         if self.health.stuck:
             job.end()
             raise TierError(f"{self.health.name}: {job.what} is not tried: {self.health.why}")
         patience = DEADLINE if job.patience is None else job.patience
-        one = _Call(job)
+        one = _ThreadCall(job)
         with trio.move_on_after(patience):
             try:
                 return await trio.to_thread.run_sync(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvfs.client import PrefixCache
-from kvfs.client.threads import Threads, _Call
+from kvfs.client.threads import Threads, _InterruptibleCall
 from tests.client.prompts import SPEC, TOKENS, blocks_of
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for
@@ -110,7 +110,7 @@ def _expect(cache: PrefixCache, tokens: list[int], *, whole: bool) -> None:
 def test_who_is_interrupted_waits_until_what_was_begun_has_ended() -> None:
     threads = Threads(2)
     begun, go_on, done = threading.Event(), threading.Event(), list[int]()
-    calls: list[_Call[object]] = []
+    calls: list[_InterruptibleCall[object]] = []
 
     def work(at: int) -> bool:
         if call := threads._aside.current():

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from kvfs.errors import TierError
-from kvfs.tiers import Job, calls
+from kvfs.tiers import TierCall, calls
 from kvfs.tiers.calls import HEALTHY_PROBES, THREADS, Calls, Health
 from tests.harness import wait_for
 
@@ -33,7 +33,7 @@ def test_answers_and_errors_come_back(made: Calls) -> None:
     async def case() -> None:
         assert await made.call(lambda: 7) == 7
         with pytest.raises(OSError, match="sick"):
-            await made.call(Job("open", refuse))
+            await made.call(TierCall("open", refuse))
 
     trio.run(case)
     assert made.health.state == "healthy"  # the caller knows what an error means
@@ -49,10 +49,10 @@ def test_a_call_without_an_answer_is_given_up_and_taken_back(made: Calls) -> Non
 
     async def case() -> None:
         with pytest.raises(TierError, match=r"open has no answer after 0\.1 s"):
-            await made.call(Job("open", slow, taken.append))
+            await made.call(TierCall("open", slow, taken.append))
         assert made.health.stuck
         with pytest.raises(TierError, match="create is not tried: open has no answer"):
-            await made.call(Job("create", pytest.fail))
+            await made.call(TierCall("create", pytest.fail))
         assert taken == []
         answers.set()
 
@@ -67,7 +67,7 @@ def test_more_calls_than_threads_are_given_up_as_well(made: Calls) -> None:
     failures: list[TierError] = []
 
     async def one(number: int) -> None:
-        job = Job("read", lambda: answers.wait(60), end=lambda: ended.append(number))
+        job = TierCall("read", lambda: answers.wait(60), end=lambda: ended.append(number))
         try:
             await made.call(job)
         except TierError as error:
@@ -93,7 +93,7 @@ def test_an_answer_in_the_very_moment_is_not_lost(made: Calls) -> None:
     async def case() -> None:
         for number in range(100):
             made.health.stuck = False
-            job = Job("open", lambda n=number: n, taken.append)  # type: ignore[misc]
+            job = TierCall("open", lambda n=number: n, taken.append)  # type: ignore[misc]
             try:
                 returned.append(await made.call(job))
             except TierError:
@@ -110,7 +110,7 @@ def test_a_descriptor_is_the_calls_own(made: Calls, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"content")
     fd = os.open(tmp_path / "a", os.O_RDONLY)
     before = len(os.listdir("/proc/self/fd"))
-    job = Job.on_file("read", fd, lambda own: os.pread(own, 7, 0))
+    job = TierCall.on_file("read", fd, lambda own: os.pread(own, 7, 0))
     os.close(fd)
 
     async def case() -> None:

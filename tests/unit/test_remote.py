@@ -11,7 +11,7 @@ import trio.testing
 from kvfs.errors import TierError
 from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import GROUP, Remote
-from kvfs.movement.stores import Job
+from kvfs.movement.stores import StoreCall
 from kvfs.s3.errors import NoObjectError
 from kvfs.s3.place import Place
 from kvfs.s3.transfer import Terms
@@ -34,7 +34,7 @@ class Workers(MoverPool):
         job: Callable[..., object],
         place: Place,
         terms: Terms,
-        jobs: Sequence[Job],
+        jobs: Sequence[StoreCall],
         *,
         limiter: trio.CapacityLimiter,
         patience: float,

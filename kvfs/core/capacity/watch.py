@@ -15,7 +15,7 @@ from kvfs.core.capacity.room import Room
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import TierError
 from kvfs.fairness.hot_objects import HALF_LIFE
-from kvfs.tiers import Job, NvmeTier, calls
+from kvfs.tiers import NvmeTier, TierCall, calls
 
 PURGED_AT_ONCE = 16  # some 60 us each
 SPACE_PERIOD = 1.0  # s between two looks at the free bytes of the NVMe file system
@@ -132,9 +132,13 @@ class Watch:
         if nvme.health.down:
             return
         try:
-            await nvme.calls.call(Job("statfs", partial(nvme.measure, self.room.written(nvme))))
+            await nvme.calls.call(
+                TierCall("statfs", partial(nvme.measure, self.room.written(nvme)))
+            )
             if nvme.free > 0 and not nvme.shortage:
-                await nvme.calls.call(Job("fallocate", self.ledger.catalog.database.set_ballast))
+                await nvme.calls.call(
+                    TierCall("fallocate", self.ledger.catalog.database.set_ballast)
+                )
         except OSError as error:
             nvme.failed("statfs", 0, error)
             return

@@ -19,7 +19,7 @@ from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, audit, keys
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import Remote
-from kvfs.tiers import Job
+from kvfs.tiers import TierCall
 
 T = TypeVar("T")
 STEP = 0.0003  # s of this thread's work between two turns of the loop
@@ -142,7 +142,7 @@ class Survey:
         The caller may hold an inode meanwhile, and then other tasks would wait for that disk, too.
         """
         slowest = self.ledger.tiers.local[-1]
-        return await slowest.calls.call(Job("a look at its files", do))
+        return await slowest.calls.call(TierCall("a look at its files", do))
 
     # The state of the mount
 

@@ -32,7 +32,7 @@ from kvfs.movement.movers import (
     Repacked,
     SourceChangedError,
 )
-from kvfs.tiers import Job, Reservation, Tier
+from kvfs.tiers import Reservation, Tier, TierCall
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class Unpacking:
             ledger.removals.lose(inode, nvme, quarantine=True, why=str(error))
             return
         except FileNotFoundError as error:
-            if error.filename != path or not await nvme.calls.call(Job("stat", nvme.present)):
+            if error.filename != path or not await nvme.calls.call(TierCall("stat", nvme.present)):
                 raise nvme.failed("unpack", ino, error) from error
             self._expect_packed(inode)
             log.error("nvme tier: %s is gone", path)

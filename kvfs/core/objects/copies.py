@@ -30,7 +30,7 @@ from kvfs.core.objects.scans import Scans
 from kvfs.errors import CatalogError, NotFoundError, StaleError, TierError
 from kvfs.movement.copying import digest_of
 from kvfs.movement.files import SourceChangedError
-from kvfs.tiers import Bucket, Job, Tier, sync_patience
+from kvfs.tiers import Bucket, Tier, TierCall, sync_patience
 
 log = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ class Copies:
                 continue
             try:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
-                fd = await self.files.io(tier, Job("open", opening, os.close))
+                fd = await self.files.io(tier, TierCall("open", opening, os.close))
             except NotFoundError as error:
                 lost |= await self._missing(inode, tier, str(error))
                 continue
@@ -243,7 +243,7 @@ class Copies:
         if not self.ledger.verified.due(inode.ino):
             return True
         hashing = partial(digest_of, size=inode.size, sparse=inode.sparse)
-        job = Job.on_file("verification", fd, hashing, sync_patience(inode.data))
+        job = TierCall.on_file("verification", fd, hashing, sync_patience(inode.data))
         try:
             async with self._hashing:
                 found = await self.files.io(tier, job)
@@ -261,7 +261,7 @@ class Copies:
     async def _written(self, inode: Inode, tier: Tier, fd: int) -> bool:
         """Ask the kernel if it could write the copy to disk so far: there is no digest yet."""
         try:
-            await self.files.io(tier, Job.on_file("writeback", fd, mounts.expect_written))
+            await self.files.io(tier, TierCall.on_file("writeback", fd, mounts.expect_written))
         except OSError as error:
             tier.failed("writeback", inode.ino, error)
             self._lose(inode, tier)
@@ -297,7 +297,7 @@ class Copies:
     async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
         """Handle a missing backing file. False if the object changed meanwhile."""
         try:
-            present = await self.files.io(tier, Job("stat", tier.present))
+            present = await self.files.io(tier, TierCall("stat", tier.present))
         except TierError:
             return True  # a tier that does not answer cannot say that the file is gone
         if not present:

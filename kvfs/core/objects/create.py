@@ -38,7 +38,7 @@ from kvfs.errors import (
     StaleError,
     TierError,
 )
-from kvfs.tiers import Job, OverdueError, Reservation, Tier
+from kvfs.tiers import OverdueError, Reservation, Tier, TierCall
 
 log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class Creation:
         except BaseException:
             os.close(fd)
             # Not into the trash: the next attempt makes a file of the same name.
-            await self.files.io(tier, Job("unlink", partial(tier.unlink, inode.ino, version)))
+            await self.files.io(tier, TierCall("unlink", partial(tier.unlink, inode.ino, version)))
             raise
         return current, fd
 
@@ -232,7 +232,7 @@ class Creation:
         ledger, inode, tier = self.ledger, held.inode, held.tier
         if not held.writable:
             opening = partial(tier.open, inode.ino, inode.version, writable=True)
-            fd = await self.files.io(tier, Job("open", opening, os.close))
+            fd = await self.files.io(tier, TierCall("open", opening, os.close))
             if held.fd >= 0:
                 os.close(held.fd)
             held.fd, held.writable, held.reopened = fd, True, True
@@ -260,7 +260,7 @@ class Creation:
         back = partial(tier.rename, ino, new, old)
         self.renaming.add(ino)
         try:
-            job = Job("rename", renaming, lambda _: self._renamed_late(ino, back))
+            job = TierCall("rename", renaming, lambda _: self._renamed_late(ino, back))
             await self.files.io(tier, job)
         except OverdueError:
             raise  # it may come yet: the mark stays until it is taken back
@@ -272,7 +272,7 @@ class Creation:
             with self.catalog.batch() as batch:
                 self.restage(inode, new, tier, batch, keep=True)
         except KvfsError:
-            await self.files.io(tier, Job("rename", back))  # if it fails, the mark stays
+            await self.files.io(tier, TierCall("rename", back))  # if it fails, the mark stays
             if held.lost:  # it may have been looked for in vain
                 why = "it was damaged when somebody was about to write to it"
                 self.ledger.trash.throw_away(tier, ino, old, keep=True, why=why)

@@ -17,7 +17,7 @@ from kvfs.catalog import Inode
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.records import Records
 from kvfs.errors import KvfsError, NoSpaceError, TooLargeError
-from kvfs.tiers import Job, Tier
+from kvfs.tiers import Tier, TierCall
 
 T = TypeVar("T")
 
@@ -53,11 +53,11 @@ class BackingFiles:
         """Run a system call on an open backing file. Raises OSError, TierError."""
         if not held.tier.slow:
             return do(held.fd)
-        return await self.io(held.tier, Job.on_file(what, held.fd, do, patience))
+        return await self.io(held.tier, TierCall.on_file(what, held.fd, do, patience))
 
     async def make(self, tier: Tier, ino: int, version: int) -> int:
         late = partial(tier.uncreate, ino=ino, version=version)
-        return await self.io(tier, Job("create", lambda: tier.create(ino, version), late))
+        return await self.io(tier, TierCall("create", lambda: tier.create(ino, version), late))
 
     def open_at_once(self, inode: Inode, *, lend: bool = False) -> int:
         """Open a copy in RAM for reading without waiting; -1 if it is not there as it was sealed.

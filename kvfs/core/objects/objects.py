@@ -34,7 +34,7 @@ from kvfs.core.objects.incoming import Incoming
 from kvfs.core.objects.publishing import Publishing
 from kvfs.core.objects.seal import Sealing
 from kvfs.errors import InUseError, KvfsError, NotFoundError, StaleError, TooLargeError
-from kvfs.tiers import Bucket, Job, Tier
+from kvfs.tiers import Bucket, Tier, TierCall
 
 SIZE_MAX = (1 << 63) - 4096
 
@@ -286,7 +286,7 @@ class Objects:
         try:
             if not held.tier.slow:
                 return do(fd)
-            return await self.files.io(held.tier, Job.on_file("read", fd, do))
+            return await self.files.io(held.tier, TierCall.on_file("read", fd, do))
         except OSError as error:
             raise self.files.failed("read", held, error) from error
 

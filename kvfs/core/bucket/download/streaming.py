@@ -21,7 +21,7 @@ from kvfs.movement.downloading import Ends, Say, Wanted, Word, hear, path_of, te
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.chunks import chunk_size
-from kvfs.tiers import Job, Tier
+from kvfs.tiers import Tier, TierCall
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ async def bring(
                 followed = False
                 opening = partial(os.open, path_of(word), os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    fd = await _io(tier, Job("open", opening, os.close))
+                    fd = await _io(tier, TierCall("open", opening, os.close))
                 except (OSError, TierError) as error:  # the download has ended, with any result
                     log.debug("inode %d is not read while it comes: %s", inode.ino, error)
                     return
@@ -88,9 +88,9 @@ async def bring(
             raise failures[0]
         if stream.fd >= 0:  # the file of the stream may be another mover's, and incomplete
             path_now = partial(tier.open, inode.ino, inode.version, writable=False)
-            stream.begin(await _io(tier, Job("open", path_now, os.close)))
+            stream.begin(await _io(tier, TierCall("open", path_now, os.close)))
         return moved
 
 
-async def _io(tier: Tier, job: Job[int]) -> int:
+async def _io(tier: Tier, job: TierCall[int]) -> int:
     return await tier.calls.call(job) if tier.slow else job()
