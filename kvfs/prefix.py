@@ -90,7 +90,7 @@ class Fingerprint:
         return root_key(str(self))
 
 
-class Name(NamedTuple):
+class BlockName(NamedTuple):
     """The facts in a file's name: the block, and the shard ("" for the whole block)."""
 
     key: bytes
@@ -218,10 +218,10 @@ def path(parent: bytes, key: bytes, shard: str = "") -> str:
     return f"{check_key(parent, 'parent').hex()}/{name(key, shard)}"
 
 
-def parse(name: str) -> Name | None:
+def parse(name: str) -> BlockName | None:
     """Return the facts of a file's name; None if it is no block's name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
     key, shard, unfinished = found.groups()
-    return Name(bytes.fromhex(key), shard or "", temporary=unfinished is not None)
+    return BlockName(bytes.fromhex(key), shard or "", temporary=unfinished is not None)

@@ -26,7 +26,7 @@ _PLAIN = re.compile(rb"[A-Za-z0-9:_.]")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-class Mount(NamedTuple):
+class MountEntry(NamedTuple):
     """One line of /proc/self/mountinfo, as far as kvfs needs it."""
 
     root: str
@@ -42,7 +42,7 @@ class Mount(NamedTuple):
         return next((one for one in self.super_options if one.startswith("user_id=")), "user_id=?")
 
 
-def mounts(proc: Path = PROC) -> list[Mount]:
+def mounts(proc: Path = PROC) -> list[MountEntry]:
     """Return all mounts in this mount namespace, the topmost mount of a path last."""
     found = []
     # Not splitlines: a directory's name may contain characters that end lines for it.
@@ -51,11 +51,11 @@ def mounts(proc: Path = PROC) -> list[Mount]:
         fields, rest = before.split(" "), after.split(" ")
         root, path = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
         options = tuple(rest[2].split(","))
-        found.append(Mount(root, path, rest[0], rest[1], options, int(fields[0])))
+        found.append(MountEntry(root, path, rest[0], rest[1], options, int(fields[0])))
     return found
 
 
-def mount_at(path: Path) -> Mount | None:
+def mount_at(path: Path) -> MountEntry | None:
     """Return the mount at exactly this canonical path, or None."""
     return next((mount for mount in reversed(mounts()) if mount.path == str(path)), None)
 
@@ -68,7 +68,7 @@ def mount_id(path: Path, proc: Path = PROC) -> int:
     return next((one.number for one in reversed(mounts(proc)) if one.path == str(path)), 0)
 
 
-def kvfs_holding(path: Path) -> Mount | None:
+def kvfs_holding(path: Path) -> MountEntry | None:
     """Return the kvfs that a canonical path is on, or None."""
     above = {str(path), *map(str, path.parents)}
     found = [mount for mount in mounts() if mount.path in above]
@@ -81,7 +81,7 @@ def is_control_file(ino: int) -> bool:
     return ino >= FIRST_CONTROL
 
 
-def kvfs_mount(mountpoint: Path) -> Mount:
+def kvfs_mount(mountpoint: Path) -> MountEntry:
     """Return the kvfs mount at this canonical path. ConfigError says what is there instead."""
     mount = mount_at(mountpoint)
     if mount is None:
@@ -231,7 +231,7 @@ def _cgroup_limits(proc: Path) -> list[int]:
     return limits
 
 
-def _limits_upward(mount: Mount, path: str, name: str) -> list[int]:
+def _limits_upward(mount: MountEntry, path: str, name: str) -> list[int]:
     # Inside a container the mount may show only a part of the tree, beginning at `root`.
     below = os.path.relpath(path, mount.root)
     group = Path(mount.path) if below.startswith("..") else Path(mount.path, below)

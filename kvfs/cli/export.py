@@ -26,7 +26,7 @@ from kvfs.nfs.export import (
     networks,
     owner,
 )
-from kvfs.nfs.servers import Ganesha, Kernel
+from kvfs.nfs.servers import Ganesha, KernelNfsServer
 
 PORT = click.IntRange(1, 65535)
 
@@ -99,7 +99,7 @@ def command(
     if stop:
         _stop(mountpoint, knfsd=knfsd)
         return
-    server, kernel = Ganesha(mountpoint), Kernel(mountpoint)
+    server, kernel = Ganesha(mountpoint), KernelNfsServer(mountpoint)
     export = Export(
         mountpoint,
         _fsid(mountpoint),
@@ -137,7 +137,7 @@ def command(
 def _stop(mountpoint: Path, *, knfsd: bool) -> None:
     where = printable(mountpoint)
     if knfsd:
-        Kernel(mountpoint).stop()
+        KernelNfsServer(mountpoint).stop()
     elif not (ganesha := Ganesha(mountpoint)).stop():
         click.echo(f"{where} was not exported any more: ganesha.nfsd had ended, see {ganesha.log}")
         return

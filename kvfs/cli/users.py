@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kvfs.nfs.servers import Ganesha, Kernel
+from kvfs.nfs.servers import Ganesha, KernelNfsServer
 from kvfs.runtime import PROC
 
 UNSEEN = "a process that is not visible from here"
@@ -21,7 +21,7 @@ def end_of_export(mountpoint: Path) -> str:
     """Return the command that ends an export of this mount point, or nothing."""
     if Ganesha(mountpoint).pid():
         return f"kvfs export --stop {mountpoint}"
-    if Kernel(mountpoint).file.exists():
+    if KernelNfsServer(mountpoint).file.exists():
         return f"kvfs export --knfsd --stop {mountpoint}"
     return ""
 

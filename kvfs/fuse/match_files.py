@@ -44,7 +44,7 @@ from kvfs.errors import (
 )
 from kvfs.fairness.portions import Portions
 from kvfs.fuse import handover
-from kvfs.fuse.operations import Kernel, count_opens
+from kvfs.fuse.operations import FuseKernel, count_opens
 from kvfs.fuse.processes import is_nfs_server
 from kvfs.fuse.virtual_files import FIRST_VIRTUAL, SPAN, VirtualFileKind
 
@@ -93,7 +93,7 @@ class MatchFiles(VirtualFileKind):
     name, first = matching.NAME.encode(), FIRST_VIRTUAL + SPAN
 
     def __init__(
-        self, directory: Path, tree: Tree, objects: Objects, kernel: Kernel, *, takeover: bool
+        self, directory: Path, tree: Tree, objects: Objects, kernel: FuseKernel, *, takeover: bool
     ) -> None:
         super().__init__(directory, takeover=takeover)
         self.tree = tree

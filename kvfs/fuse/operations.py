@@ -69,7 +69,7 @@ TAKEOVER_STEP = 0.01  # s
 NEW_ATTRIBUTES = 0.05
 
 
-class Kernel(Backings, Table, Protocol):
+class FuseKernel(Backings, Table, Protocol):
     """The kernel as operations need it: it learns of backings and handles, and gives facts."""
 
     def request(self) -> tuple[int, bool]: ...
@@ -126,7 +126,7 @@ def _once(operation: Operation[P, R]) -> Operation[P, R]:
     return answering(once)
 
 
-def count_opens(tree: Tree, kernel: Kernel, opened: Sequence[OpenObject], began: float) -> None:
+def count_opens(tree: Tree, kernel: FuseKernel, opened: Sequence[OpenObject], began: float) -> None:
     """Count opens for reading, which have taken the time since `began` together."""
     ledger, now = tree.ledger, tree.now()
     namespaces = ledger.namespaces
@@ -157,7 +157,7 @@ class Operations(pyfuse3.Operations):
         tree: Tree,
         objects: Objects,
         lifecycle: Lifecycle,
-        kernel: Kernel,
+        kernel: FuseKernel,
         *,
         slots: int,
         timeout: float = 0.0,

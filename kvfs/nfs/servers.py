@@ -183,7 +183,7 @@ class Ganesha:
             self.folder.parent.rmdir()
 
 
-class Kernel:
+class KernelNfsServer:
     """The kernel's server: one file in /etc/exports.d for one mount, which exportfs(8) reads.
 
     Its threads and versions are the system's (nfs.conf(5)). `folder` and `proc` are for tests.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kvfs.errors import ConfigError
 from kvfs.s3.errors import MetadataError, NoObjectError, WrongBytesError
 from kvfs.s3.garbage import GARBAGE, GarbageVerdict, KeyKind, Own, Rules
-from kvfs.s3.keys import Keys, Name, Space
+from kvfs.s3.keys import Keys, ObjectName, Space
 from kvfs.s3.nodes import Node, Nodes, key_of
 from kvfs.s3.store import Entry, pages
 from kvfs.s3.transfer import Transfers
@@ -162,7 +162,7 @@ class Collector:
                     "--node-age, or give a smaller one"
                 )
 
-    def _named(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, Name | None]]:
+    def _named(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, ObjectName | None]]:
         """Each entry with its name. Names in records are read several at a time."""
         entries = list(entries)
         hashed = [entry for entry in entries if self.keys.record_of(entry.key)]
@@ -174,7 +174,7 @@ class Collector:
             found = dict(zip(hashed, pool.map(self._name, hashed), strict=True))
         yield from ((entry, found.get(entry)) for entry in entries)
 
-    def _name(self, entry: Entry) -> Name | None:
+    def _name(self, entry: Entry) -> ObjectName | None:
         key = self.keys.record_of(entry.key)
         try:
             content = b"".join(self.store.get(key, 0, _NAME_MAX))
@@ -281,7 +281,7 @@ class Collector:
     def _doomed(
         self,
         rules: Rules,
-        named: Iterable[tuple[Entry, Name | None]],
+        named: Iterable[tuple[Entry, ObjectName | None]],
         spaces: dict[Space, NamespaceGarbage],
     ) -> Iterator[Entry]:
         """Entries that are still garbage.

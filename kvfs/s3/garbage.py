@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from kvfs.s3.keys import Keys, Name, Space
+from kvfs.s3.keys import Keys, ObjectName, Space
 from kvfs.s3.nodes import Node, identity_of
 from kvfs.s3.store import Entry
 
@@ -64,7 +64,7 @@ class Rules:
         for space in frozenset[Space]().union(*(node.had for node in nodes), *gone):
             self._had[space.namespace] = max(space.version, self._had.get(space.namespace, 0))
 
-    def of(self, entry: Entry, name: Name | None, hashes: Collection[str]) -> GarbageVerdict:
+    def of(self, entry: Entry, name: ObjectName | None, hashes: Collection[str]) -> GarbageVerdict:
         """Judge an object; `name` is the name in its record if its key is a hash.
 
         hashes: of the objects whose keys are hashes, for judging a record of a name.
@@ -82,7 +82,7 @@ class Rules:
             return GarbageVerdict("nameless")
         return GarbageVerdict("foreign") if name is None else self.of_name(name)
 
-    def of_name(self, name: Name) -> GarbageVerdict:
+    def of_name(self, name: ObjectName) -> GarbageVerdict:
         """Judge any object of this name."""
         space = Space(name.namespace, name.version)
         if not space.namespace:  # the mount's own namespace, which all nodes have, in one version

@@ -27,7 +27,7 @@ _TAIL = re.compile(r"([^@/]*)@(0|[1-9][0-9]{0,18})/(.+)", re.DOTALL)
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
-class Name(NamedTuple):
+class ObjectName(NamedTuple):
     """An object as users know it. `path`: from the namespace's directory down; no NUL in either.
 
     The mount's own namespace is b"".
@@ -66,12 +66,12 @@ class Keys:
         self.probes = f"{self.own}probe/"
         self.long = f"{prefix}%/"
 
-    def of(self, name: Name) -> str:
+    def of(self, name: ObjectName) -> str:
         """Return the key of an object."""
         key = self.prefix + _tail(name)
         return key if len(key) <= KEY_MAX else self.long + _hash(name)
 
-    def record(self, name: Name) -> tuple[str, bytes] | None:
+    def record(self, name: ObjectName) -> tuple[str, bytes] | None:
         """Return key and content of the record that must precede an object with a hash as key."""
         if not self.of(name).startswith(self.long):
             return None
@@ -79,19 +79,19 @@ class Keys:
 
     def folder(self, namespace: bytes, version: int, path: bytes = b"") -> str:
         """Return the common start of all keys below a directory, except hashes of long names."""
-        within = _tail(Name(namespace, version, path)) + "/" if path else ""
+        within = _tail(ObjectName(namespace, version, path)) + "/" if path else ""
         return self.prefix + (within or f"{_namespace(namespace)}@{version}/")
 
     def versions(self, namespace: bytes) -> str:
         """Return the common start of a namespace's folders, in all versions."""
         return f"{self.prefix}{_namespace(namespace)}@"
 
-    def parse_folder(self, folder: str) -> Name | None:
+    def parse_folder(self, folder: str) -> ObjectName | None:
         """Return the directory whose keys begin with `folder`; its path may be b""."""
         below = self.parse(f"{folder}x")
         return None if below is None else below._replace(path=below.path.rpartition(b"/")[0])
 
-    def parse(self, key: str) -> Name | None:
+    def parse(self, key: str) -> ObjectName | None:
         """Return the name in a key; None if kvfs did not name it, or the key is a hash."""
         name = _parse(key[len(self.prefix) :]) if key.startswith(self.prefix) else None
         return name if name is not None and self.of(name) == key else None
@@ -101,7 +101,7 @@ class Keys:
         hashed = key.removeprefix(self.long)
         return self.names + hashed if hashed != key and _HASH.fullmatch(hashed) else ""
 
-    def parse_record(self, key: str, content: bytes) -> Name:
+    def parse_record(self, key: str, content: bytes) -> ObjectName:
         """Return the name in a record.
 
         Raises MetadataError if the name does not fit the record's key.
@@ -136,17 +136,17 @@ def _namespace(name: bytes) -> str:
     return escape(name).replace("@", "%40") if name else ""
 
 
-def _tail(name: Name) -> str:
+def _tail(name: ObjectName) -> str:
     path = "/".join(map(escape, name.path.split(b"/")))
     return f"{_namespace(name.namespace)}@{name.version}/{path}"
 
 
-def _hash(name: Name) -> str:
+def _hash(name: ObjectName) -> str:
     # Not xxh3: a user who chooses names could choose two with one key.
     return hashlib.sha256(_tail(name).encode()).hexdigest()
 
 
-def _parse(tail: str) -> Name | None:
+def _parse(tail: str) -> ObjectName | None:
     found = _TAIL.fullmatch(tail)
     if found is None:
         return None
@@ -154,5 +154,7 @@ def _parse(tail: str) -> Name | None:
     parts = [unescape(part) for part in found[3].split("/")]
     if namespace is None or None in parts:
         return None
-    name = Name(namespace, int(found[2]), b"/".join(part for part in parts if part is not None))
+    name = ObjectName(
+        namespace, int(found[2]), b"/".join(part for part in parts if part is not None)
+    )
     return name if _tail(name) == tail else None

@@ -9,7 +9,7 @@ from kvfs.errors import ConfigError
 from kvfs.s3.collection import Collector, Report
 from kvfs.s3.errors import MetadataError, OutageError, StoreError
 from kvfs.s3.garbage import Own
-from kvfs.s3.keys import Keys, Name, Space
+from kvfs.s3.keys import Keys, ObjectName, Space
 from kvfs.s3.nodes import Node, Nodes, key_of, publish
 from kvfs.s3.transfer import Terms, Transfers
 from tests.s3.faulty import Fault, FaultyStore
@@ -59,7 +59,7 @@ def put(transfers: Transfers, *keys: str, age: float = 2 * DAY) -> None:
 def put_long(transfers: Transfers, space: str, age: float = 2 * DAY) -> str:
     """Put an object whose key is a hash; return the key below the prefix."""
     (found,) = spaces(space)
-    name = Name(*found, LONG)
+    name = ObjectName(*found, LONG)
     record = KEYS.record(name)
     assert record is not None
     transfers.store.put(record[0], record[1], {}, once=False)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvfs.s3.errors import MetadataError
-from kvfs.s3.keys import KEY_MAX, Keys, Name, escape, unescape
+from kvfs.s3.keys import KEY_MAX, Keys, ObjectName, escape, unescape
 
 PREFIXES = ["", "kv/", "a/b-c/"]
 HOSTILE = [
@@ -30,7 +30,7 @@ parts = st.one_of(
     st.binary(max_size=255).map(lambda data: data.replace(b"\0", b"").replace(b"/", b"")),
 )
 names = st.builds(
-    Name,
+    ObjectName,
     parts,
     st.integers(0, 10**18),
     st.lists(parts, min_size=1, max_size=20).map(b"/".join),
@@ -42,7 +42,7 @@ anything = st.one_of(
 
 
 @given(names, st.sampled_from(PREFIXES))
-def test_every_name_comes_back(name: Name, prefix: str) -> None:
+def test_every_name_comes_back(name: ObjectName, prefix: str) -> None:
     keys = Keys(prefix)
     key = keys.of(name)
     assert len(key) <= KEY_MAX
@@ -61,7 +61,7 @@ def test_every_name_comes_back(name: Name, prefix: str) -> None:
 
 
 @given(names, names)
-def test_two_names_have_two_keys(one: Name, other: Name) -> None:
+def test_two_names_have_two_keys(one: ObjectName, other: ObjectName) -> None:
     keys = Keys("p/")
     assert (keys.of(one) == keys.of(other)) == (one == other)
 
@@ -80,7 +80,7 @@ def test_escapes(data: bytes) -> None:
 
 
 @given(names, parts)
-def test_a_directory_is_what_the_keys_in_it_begin_with(name: Name, last: bytes) -> None:
+def test_a_directory_is_what_the_keys_in_it_begin_with(name: ObjectName, last: bytes) -> None:
     keys = Keys("p/")
     within = name._replace(path=name.path + b"/" + last)
     if keys.record(within) is None:
@@ -91,19 +91,22 @@ def test_a_directory_is_what_the_keys_in_it_begin_with(name: Name, last: bytes) 
 @pytest.mark.parametrize(
     ("name", "key"),
     [
-        (Name(b"lmcache", 1, b"llama-8b/model@0@ab.pt"), "kv/lmcache@1/llama-8b/model@0@ab.pt"),
-        (Name(b"", 0, b"file"), "kv/@0/file"),
-        (Name(b"a@b", 12, b"x y/.."), "kv/a%40b@12/x%20y/%2E%2E"),
-        (Name(b"n", 3, "é".encode()), "kv/n@3/%C3%A9"),
+        (
+            ObjectName(b"lmcache", 1, b"llama-8b/model@0@ab.pt"),
+            "kv/lmcache@1/llama-8b/model@0@ab.pt",
+        ),
+        (ObjectName(b"", 0, b"file"), "kv/@0/file"),
+        (ObjectName(b"a@b", 12, b"x y/.."), "kv/a%40b@12/x%20y/%2E%2E"),
+        (ObjectName(b"n", 3, "é".encode()), "kv/n@3/%C3%A9"),
     ],
 )
-def test_people_can_read_keys(name: Name, key: str) -> None:
+def test_people_can_read_keys(name: ObjectName, key: str) -> None:
     """The format's examples: if they change, it is another format."""
     assert Keys("kv/").of(name) == key
 
 
 def test_a_long_name_has_a_hash() -> None:
-    name = Name(b"n", 1, b"/".join([b"d" * 200] * 20))
+    name = ObjectName(b"n", 1, b"/".join([b"d" * 200] * 20))
     digest = "2b46c321db61c49f8bf00ab44f32619c8376183b812aa2b2ce13703cd5086ae3"
     assert Keys("kv/").of(name) == f"kv/%/{digest}"
 
@@ -125,7 +128,7 @@ def test_what_kvfs_did_not_name(key: str) -> None:
 @pytest.mark.parametrize("content", [b"", b"n@1/other", b"\xff", b"n@1/%41", b"x" * 5000])
 def test_a_record_that_lies(content: bytes) -> None:
     keys = Keys("kv/")
-    record = keys.record(Name(b"n", 1, b"y" * 2000))
+    record = keys.record(ObjectName(b"n", 1, b"y" * 2000))
     assert record is not None
     with pytest.raises(MetadataError, match=r"kv/\.kvfs/names/"):
         keys.parse_record(record[0], content)

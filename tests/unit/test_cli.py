@@ -355,7 +355,7 @@ def test_a_busy_mount_names_who_uses_it(tmp_path: Path) -> None:
 
 
 def test_a_namespace_is_right_below_its_mount_point(monkeypatch: pytest.MonkeyPatch) -> None:
-    mounted = runtime.Mount("/", "/mnt/kv", runtime.FSTYPE, "kvfs", ())
+    mounted = runtime.MountEntry("/", "/mnt/kv", runtime.FSTYPE, "kvfs", ())
     monkeypatch.setattr(runtime, "mounts", lambda *_: [mounted])
     result = kvfs("ns", "show", "/mnt/kv/chat/sub")
     assert_refused(result, "expected a directory right below /mnt/kv, or /mnt/kv itself")

@@ -461,7 +461,7 @@ def test_a_tier_on_a_read_only_bind_mount_is_refused(mountpoint: Path, tmp_path:
 def test_a_tier_on_a_kvfs_is_refused(
     mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    above = runtime.Mount("/", str(tmp_path), runtime.FSTYPE, "kvfs", ())
+    above = runtime.MountEntry("/", str(tmp_path), runtime.FSTYPE, "kvfs", ())
     monkeypatch.setattr(runtime, "mounts", lambda *_: [above])
     config = Config(mountpoint=mountpoint, ram=32 * MIB, nvme=tmp_path / "nvme", nvme_size=32 * MIB)
     with pytest.raises(ConfigError, match=rf"is on {tmp_path}, which is a kvfs itself"):

@@ -252,7 +252,7 @@ def test_without_a_daemon_the_client_says_so() -> None:
 def test_a_mount_whose_sockets_are_gone_is_told_from_a_dead_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mounted = runtime.Mount("/", str(MOUNTPOINT), runtime.FSTYPE, "kvfs", ("rw", "user_id=7"))
+    mounted = runtime.MountEntry("/", str(MOUNTPOINT), runtime.FSTYPE, "kvfs", ("rw", "user_id=7"))
     monkeypatch.setattr(runtime, "mount_at", lambda _: mounted)
     with pytest.raises(ControlError, match=r"sockets are not in .*user_id=7.* umount /nowhere/kv$"):
         request(MOUNTPOINT, "status")

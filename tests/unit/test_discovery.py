@@ -93,7 +93,7 @@ class Node:
     def __init__(self, made: World) -> None:
         self.made = made
         self.operations = operations.Operations(
-            *(made.tree, made.objects, made.lifecycle, cast("operations.Kernel", Requests())),
+            *(made.tree, made.objects, made.lifecycle, cast("operations.FuseKernel", Requests())),
             slots=10,
             timeout=3600.0,
             bucket_listing=made.dispatcher.bucket_listing,

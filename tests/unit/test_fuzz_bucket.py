@@ -11,7 +11,7 @@ from kvfs.s3 import marker, nodes
 from kvfs.s3.chunks import Chunks
 from kvfs.s3.errors import MetadataError, StoreError
 from kvfs.s3.facts import Facts
-from kvfs.s3.keys import Keys, Name, Space
+from kvfs.s3.keys import Keys, ObjectName, Space
 from kvfs.s3.nodes import Node, Nodes
 from kvfs.s3.store import Head
 from kvfs.s3.transfer import Terms, Transfers
@@ -107,7 +107,7 @@ def test_what_nodes_say_of_themselves(content: bytes, identity: str) -> None:
             return
 
 
-LONG = Name(b"ns", 1, b"/".join([b"x" * 250] * 5))
+LONG = ObjectName(b"ns", 1, b"/".join([b"x" * 250] * 5))
 
 
 @fuzzed

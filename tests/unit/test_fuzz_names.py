@@ -12,7 +12,7 @@ from kvfs.cli.screen import line
 from kvfs.fuse.errnos import SHOWN, shown
 from kvfs.layouts import LIVES, link, recognise
 from kvfs.s3.facts import Facts
-from kvfs.s3.keys import KEY_MAX, Keys, Name, Space, escape, unescape
+from kvfs.s3.keys import KEY_MAX, Keys, ObjectName, Space, escape, unescape
 from kvfs.s3.store import Head
 from tests.unit.fuzz import answers_in_time, fuzzed, long_ones, spoiled, spoiled_bytes
 
@@ -81,7 +81,7 @@ def test_no_name_takes_for_ever() -> None:
 @given(PARTS, st.integers(0, 1 << 31), PATHS, st.sampled_from(["", "p/", "a/b/"]))
 def test_a_key(namespace: bytes, version: int, path: bytes, prefix: str) -> None:
     """It is the object's alone, and means itself to every client, proxy and file system."""
-    keys, name = Keys(prefix), Name(namespace, version, path)
+    keys, name = Keys(prefix), ObjectName(namespace, version, path)
     key = keys.of(name)
     assert key.startswith(prefix)
     assert len(key) <= KEY_MAX
@@ -106,7 +106,7 @@ def test_names_that_look_alike_have_keys_of_their_own() -> None:
     """This holds even for names that Unicode takes for the same."""
     one, other = "é", unicodedata.normalize("NFD", "é")
     keys = Keys("p/")
-    found = {keys.of(Name(b"ns", 1, text.encode())) for text in (one, other, "E", "e", "e ")}
+    found = {keys.of(ObjectName(b"ns", 1, text.encode())) for text in (one, other, "E", "e", "e ")}
     assert len(found) == 5
 
 

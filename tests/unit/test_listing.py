@@ -48,7 +48,7 @@ class Listing:
             made.tree,
             made.objects,
             made.lifecycle,
-            cast("operations.Kernel", Requests()),
+            cast("operations.FuseKernel", Requests()),
             slots=10,
             timeout=1.0,
         )

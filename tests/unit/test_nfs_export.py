@@ -8,7 +8,7 @@ import pytest
 
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.nfs.export import Export, Server, networks
-from kvfs.nfs.servers import Kernel
+from kvfs.nfs.servers import KernelNfsServer
 
 PATH = Path("/mnt/kv")
 FSID = uuid.UUID("12345678-1234-5678-1234-567812345678")
@@ -59,7 +59,7 @@ def test_the_root_of_some_clients_stays_root() -> None:
 
 
 @pytest.fixture
-def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelNfsServer:
     """With an exportfs that notes what it is told, and fails if there is a file `broken`."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "exportfs"
@@ -70,10 +70,12 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     (tmp_path / "filesystems").write_text("nodev\tnfsd\n")
-    return Kernel(PATH, folder=tmp_path / "exports.d", proc=tmp_path)
+    return KernelNfsServer(PATH, folder=tmp_path / "exports.d", proc=tmp_path)
 
 
-def test_the_kernels_server_reads_a_file_of_its_own(kernel: Kernel, tmp_path: Path) -> None:
+def test_the_kernels_server_reads_a_file_of_its_own(
+    kernel: KernelNfsServer, tmp_path: Path
+) -> None:
     export = Export(PATH, FSID, networks("--allow", ["10.0.0.0/8"]))
     assert kernel.start(export)
     assert kernel.file.read_text() == export.line()
@@ -86,7 +88,7 @@ def test_the_kernels_server_reads_a_file_of_its_own(kernel: Kernel, tmp_path: Pa
         kernel.stop()
 
 
-def test_a_kernel_that_takes_no_export_keeps_none(kernel: Kernel, tmp_path: Path) -> None:
+def test_a_kernel_that_takes_no_export_keeps_none(kernel: KernelNfsServer, tmp_path: Path) -> None:
     export = Export(PATH, FSID, networks("--allow", ["10.0.0.0/8"]))
     (tmp_path / "broken").touch()
     with pytest.raises(KvfsError, match="exportfs -ra failed: no such thing"):

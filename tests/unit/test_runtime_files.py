@@ -13,7 +13,7 @@ from kvfs.daemon.storage import Storage
 from kvfs.errors import ConfigError
 from kvfs.fuse import session
 from kvfs.nfs.export import LOOPBACK, Export, networks
-from kvfs.nfs.servers import Ganesha, Kernel
+from kvfs.nfs.servers import Ganesha, KernelNfsServer
 from kvfs.s3.transfer import Terms
 from tests.unit.test_kept import DAMAGES
 
@@ -88,7 +88,7 @@ def test_a_file_of_exports_that_is_a_link_is_not_written_through(
     (tmp_path / "exportfs").write_text("#!/bin/sh\n")
     (tmp_path / "exportfs").chmod(0o755)
     (tmp_path / "filesystems").write_text("nodev\tnfsd\n")
-    kernel = Kernel(Path("/mnt/kv"), folder=tmp_path / "exports.d", proc=tmp_path)
+    kernel = KernelNfsServer(Path("/mnt/kv"), folder=tmp_path / "exports.d", proc=tmp_path)
     kernel.file.parent.mkdir()
     kernel.file.symlink_to(tmp_path / "precious")
     export = Export(Path("/mnt/kv"), uuid.uuid4(), networks("--allow", LOOPBACK))

@@ -523,7 +523,7 @@ def test_the_kernel_says_who_lists_and_opens(
         inode = await spilled(made, b"a", CONTENT)
         asker = Asker()
         mount = operations.Operations(
-            *(made.tree, made.objects, made.lifecycle, cast("operations.Kernel", asker)),
+            *(made.tree, made.objects, made.lifecycle, cast("operations.FuseKernel", asker)),
             slots=10,
             timeout=1.0,
         )

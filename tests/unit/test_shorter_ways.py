@@ -42,7 +42,7 @@ def entered() -> Iterator[set[str]]:
 
 
 def mounted(made: World) -> operations.Operations:
-    kernel = cast("operations.Kernel", Requests())
+    kernel = cast("operations.FuseKernel", Requests())
     return operations.Operations(
         made.tree, made.objects, made.lifecycle, kernel, slots=10, timeout=1.0
     )

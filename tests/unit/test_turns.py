@@ -56,7 +56,7 @@ class Mount:
     def __init__(self, made: World) -> None:
         self.caller = cast("pyfuse3.RequestContext", Caller())
         self.made = made
-        kernel = cast("operations.Kernel", Requests())
+        kernel = cast("operations.FuseKernel", Requests())
         self.operations = operations.Operations(
             made.tree, made.objects, made.lifecycle, kernel, slots=10, timeout=1.0
         )

@@ -26,7 +26,7 @@ from kvfs.core.namespaces.places import Places
 from kvfs.errors import ConfigError
 from kvfs.fairness.fair_queue import Shares
 from kvfs.fairness.hot_objects import HotObjects
-from kvfs.s3.keys import Name
+from kvfs.s3.keys import ObjectName
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket, Tier
 
@@ -131,14 +131,14 @@ class Namespaces:
             found = found if entry is None else entry.name
         return found.decode("utf-8", "surrogateescape")
 
-    def bucket_name(self, inode: Inode, name: bytes = b"") -> Name | None:
+    def bucket_name(self, inode: Inode, name: bytes = b"") -> ObjectName | None:
         """The name of a file in a bucket, from its first name; None if it has no path.
 
         name: the name of a file in the directory `inode`, which need not exist.
         """
         path = [name] if name else []
         if name and inode.ino == ROOT_INO:
-            return Name(b"", 0, name)
+            return ObjectName(b"", 0, name)
         at: Inode | None = inode
         while at is not None and at.links and at.ino not in self.dropped:
             entry = self.catalog.dentry(*at.links[0])
@@ -147,10 +147,10 @@ class Namespaces:
             above = at.links[0][0]
             space = self._all.get(at.ino) if above == ROOT_INO and path else None
             if space is not None:
-                return Name(entry.name, space.settings.version, b"/".join(reversed(path)))
+                return ObjectName(entry.name, space.settings.version, b"/".join(reversed(path)))
             path.append(entry.name)
             if above == ROOT_INO:
-                return Name(b"", 0, b"/".join(reversed(path)))
+                return ObjectName(b"", 0, b"/".join(reversed(path)))
             at = self.catalog.inode(above)
         return None
 

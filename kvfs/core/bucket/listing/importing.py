@@ -26,7 +26,7 @@ from kvfs.movement import looking
 from kvfs.movement.looking import Ask, LookupAnswer
 from kvfs.movement.remote import LOOKS
 from kvfs.s3.errors import MetadataError, StoreError
-from kvfs.s3.keys import Name
+from kvfs.s3.keys import ObjectName
 from kvfs.s3.store import Entry
 
 log = logging.getLogger(__name__)
@@ -136,11 +136,13 @@ class Importing:
         entry = self.remote_entries.catalog.lookup(ROOT_INO, top)
         own = None if entry is None else self.remote_entries.namespaces.own(entry.ino)
         if own is None:
-            return keys.folder(b"", 0, path), keys.of(Name(b"", 0, path))
+            return keys.folder(b"", 0, path), keys.of(ObjectName(b"", 0, path))
         version = own.settings.version
-        return keys.folder(top, version, rest), keys.of(Name(top, version, rest)) if rest else ""
+        return keys.folder(top, version, rest), keys.of(
+            ObjectName(top, version, rest)
+        ) if rest else ""
 
-    def _named(self, entry: Entry) -> list[tuple[Name, str]]:
+    def _named(self, entry: Entry) -> list[tuple[ObjectName, str]]:
         """The entry's name and key, in a list; an empty list if the key is no name."""
         keys = self.remote_entries.keys
         if entry.key.startswith((keys.own, keys.long)):
@@ -150,7 +152,7 @@ class Importing:
             return []
         return [(name, entry.key)]
 
-    async def _read_names(self, entries: list[Entry], path: bytes) -> list[tuple[Name, str]]:
+    async def _read_names(self, entries: list[Entry], path: bytes) -> list[tuple[ObjectName, str]]:
         """The names below a path that are too long for keys."""
         keys = self.remote_entries.keys
         records = {record: entry for entry in entries if (record := keys.record_of(entry.key))}
@@ -170,7 +172,7 @@ class Importing:
                     found.append((name, records[key].key))
         return found
 
-    async def _enter(self, named: list[tuple[Name, str]]) -> None:
+    async def _enter(self, named: list[tuple[ObjectName, str]]) -> None:
         """Enter the unknown names, with their metadata. Raises StoreError, CatalogError."""
         wanted: list[_Wanted] = []
         for page in some(named, STEP):
@@ -193,7 +195,7 @@ class Importing:
         if failures:
             raise failures[0]
 
-    def _wanted(self, name: Name, key: str) -> list[_Wanted]:
+    def _wanted(self, name: ObjectName, key: str) -> list[_Wanted]:
         """The object to import, in a list; an empty list if it is known, or impossible."""
         directory = self.remote_entries.remote_directories.reach(name)
         if not isinstance(directory, Inode):

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.names.tree import Tree, is_name
-from kvfs.s3.keys import KEY_MAX, Name
+from kvfs.s3.keys import KEY_MAX, ObjectName
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket
 
@@ -103,7 +103,7 @@ class RemoteDirectories:
             return "unsure"
         return "absent" if self.make_namespace(name, version) is None else "here"
 
-    def reach(self, name: Name) -> Inode | str:
+    def reach(self, name: ObjectName) -> Inode | str:
         """The directory of an object, made where it does not exist yet; or the reason why not."""
         way = name.path.split(b"/")[:-1]
         at = ROOT_INO
