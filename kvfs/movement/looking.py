@@ -27,7 +27,7 @@ from kvfs.s3.errors import (
     WrongBytesError,
 )
 from kvfs.s3.facts import Facts
-from kvfs.s3.store import Head, Page, is_listed
+from kvfs.s3.store import Head, ListingPage, is_listed
 from kvfs.s3.transfer import RANGE_TRIES, Transfers
 
 THREADS = 16  # requests at once: as many connections as the client keeps
@@ -75,7 +75,7 @@ def look(transfers: Transfers, asks: Sequence[Ask]) -> list[LookupAnswer | Store
     listed = transfers.store.list
     with ThreadPoolExecutor(min(THREADS, 3 * len(asks)), thread_name_prefix="look") as threads:
 
-        def pages(prefix: str, **options: int | str) -> Callable[[], Page]:
+        def pages(prefix: str, **options: int | str) -> Callable[[], ListingPage]:
             if not prefix:
                 return lambda: _NONE
             return threads.submit(partial(listed, prefix, **options)).result  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ def look(transfers: Transfers, asks: Sequence[Ask]) -> list[LookupAnswer | Store
         return [_answer(*results) for results in begun]
 
 
-def page(transfers: Transfers, prefix: str, after: str, delimiter: str = "") -> Page:
+def page(transfers: Transfers, prefix: str, after: str, delimiter: str = "") -> ListingPage:
     """Return the next page of a listing. See `Store.list`."""
     return transfers.store.list(prefix, after=after, delimiter=delimiter)
 
@@ -102,11 +102,13 @@ def records(transfers: Transfers, keys: Sequence[str]) -> list[bytes | StoreErro
         return list(threads.map(partial(_record, transfers), keys))
 
 
-_NONE = Page([], [], "")
+_NONE = ListingPage([], [], "")
 
 
 def _answer(
-    head: Callable[[], LookupAnswer], below: Callable[[], Page], versions: Callable[[], Page]
+    head: Callable[[], LookupAnswer],
+    below: Callable[[], ListingPage],
+    versions: Callable[[], ListingPage],
 ) -> LookupAnswer | StoreError:
     """The answer to one question. It lists only if the object itself is missing."""
     try:

@@ -32,7 +32,7 @@ from kvfs.s3.errors import (
 )
 from kvfs.s3.failures import failure_of, translated
 from kvfs.s3.place import Place
-from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Upload
+from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, ListingPage, Part, Upload
 
 PIECE = 1 << 20  # bytes read from a connection at once
 META = "x-amz-meta-"  # begins the names of headers that are metadata
@@ -196,7 +196,7 @@ class BotoStore:
 
     def list(
         self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
-    ) -> Page:
+    ) -> ListingPage:
         with self._of(prefix):
             answer = self._client.list_objects_v2(
                 Bucket=self._bucket,
@@ -213,7 +213,7 @@ class BotoStore:
             folders = [one["Prefix"] for one in answer.get("CommonPrefixes", ())]
         ends = [entry.key for entry in entries[-1:]] + [name + _LAST for name in folders[-1:]]
         # Text compares as its UTF-8 does.
-        return Page(entries, folders, max(ends) if more and ends else "")
+        return ListingPage(entries, folders, max(ends) if more and ends else "")
 
     def begin(self, key: str, metadata: Mapping[str, str]) -> str:
         with self._of(key):

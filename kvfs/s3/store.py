@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     modified: float
 
 
-class Page(NamedTuple):
+class ListingPage(NamedTuple):
     """`folders` are prefixes that end in the delimiter. `after` begins the next page; "": none."""
 
     entries: list[Entry]
@@ -68,7 +68,7 @@ def is_listed(store: "Store", key: str) -> bool:
     return any(entry.key == key for entry in store.list(key, limit=1).entries)
 
 
-def pages(store: "Store", prefix: str) -> Iterator[Page]:
+def pages(store: "Store", prefix: str) -> Iterator[ListingPage]:
     """Yield the keys of a prefix, a page at a time, at least one page. Raises as `Store.list`."""
     after = ""
     while True:
@@ -128,7 +128,7 @@ class Store(Protocol):
 
     def list(
         self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
-    ) -> Page:
+    ) -> ListingPage:
         """Return keys that begin with `prefix` and come after `after`, in the order of UTF-8."""
 
     def begin(self, key: str, metadata: Mapping[str, str]) -> str:

@@ -201,7 +201,7 @@ PATHS = {
 }
 
 
-class Page(Handler):
+class PageHandler(Handler):
     """One connection of a browser. `handler` makes a class that has `sources`."""
 
     sources: Sources
@@ -222,9 +222,9 @@ class Page(Handler):
         return json.dumps(found).encode(), "application/json"
 
 
-def handler(sources: Sources, *, private: bool) -> type[Page]:
+def handler(sources: Sources, *, private: bool) -> type[PageHandler]:
     """Return the class of connections to these sources; `private`: to this machine only."""
-    return type("Browser", (Page,), {"sources": sources, "private": private})
+    return type("Browser", (PageHandler,), {"sources": sources, "private": private})
 
 
 def _parameters(query: str, takes: tuple[str, ...]) -> Parameters:

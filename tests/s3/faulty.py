@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from kvfs.s3.errors import StoreError
-from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, Page, Part, Store, Upload
+from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, ListingPage, Part, Store, Upload
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ class FaultyStore:
 
     def list(
         self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
-    ) -> Page:
+    ) -> ListingPage:
         listed = partial(self._store.list, prefix, after=after, delimiter=delimiter, limit=limit)
         self._pause("list")
         fault = self._count("list") or Fault("list")

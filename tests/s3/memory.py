@@ -16,7 +16,7 @@ from kvfs.s3.errors import (
     StoreError,
     WrongBytesError,
 )
-from kvfs.s3.store import LIST_LIMIT, PART_MIN, Data, Entry, Head, Page, Part, Upload
+from kvfs.s3.store import LIST_LIMIT, PART_MIN, Data, Entry, Head, ListingPage, Part, Upload
 
 PIECE = 1 << 20
 
@@ -106,7 +106,7 @@ class MemoryStore:
 
     def list(
         self, prefix: str, *, after: str = "", delimiter: str = "", limit: int = LIST_LIMIT
-    ) -> Page:
+    ) -> ListingPage:
         entries: list[Entry] = []
         folders: list[str] = []
         last = ""
@@ -117,7 +117,7 @@ class MemoryStore:
             if found and folders[-1:] == [prefix + folder + delimiter]:
                 continue
             if len(entries) + len(folders) == limit:
-                return Page(entries, folders, last)
+                return ListingPage(entries, folders, last)
             if found:
                 folders.append(prefix + folder + delimiter)
                 last = folders[-1] + "\U0010ffff"
@@ -125,7 +125,7 @@ class MemoryStore:
                 one = self.objects[key]
                 entries.append(Entry(key, len(one.data), one.etag, one.modified))
                 last = key
-        return Page(entries, folders, "")
+        return ListingPage(entries, folders, "")
 
     def begin(self, key: str, metadata: Mapping[str, str]) -> str:
         upload_id = next(self._ids)

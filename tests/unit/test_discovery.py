@@ -35,7 +35,7 @@ from kvfs.s3.errors import (
     WrongBytesError,
 )
 from kvfs.s3.facts import Facts
-from kvfs.s3.store import Page
+from kvfs.s3.store import ListingPage
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket
 from tests.s3.faulty import Fault, FaultyStore
@@ -799,7 +799,7 @@ def test_an_old_listing_takes_nothing_away(
             inodes[name] = other.made.at(name).ino
         real = MemoryStore.list
 
-        def stale(self: MemoryStore, prefix: str, **options: int | str) -> Page:
+        def stale(self: MemoryStore, prefix: str, **options: int | str) -> ListingPage:
             return old if prefix == "p/@0/" else real(self, prefix, **options)  # type: ignore[arg-type]
 
         monkeypatch.setattr(MemoryStore, "list", stale)

@@ -25,7 +25,7 @@ from kvfs.core.names.tree import is_name
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement import looking
 from kvfs.movement.remote import Remote
-from kvfs.s3.store import Entry, Page
+from kvfs.s3.store import Entry, ListingPage
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Pages:
     def __aiter__(self) -> "Pages":
         return self
 
-    async def __anext__(self) -> Page:
+    async def __anext__(self) -> ListingPage:
         if self._after is None:
             raise StopAsyncIteration
         wanted = (self._prefix, self._after, self._delimiter)
