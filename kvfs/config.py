@@ -33,7 +33,7 @@ from kvfs.parsing import (
     rows,
 )
 from kvfs.preflight import SMALLEST_TIER
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.units import MIB, format_duration, format_size, parse_duration, parse_size
 
 _RAM_SHARE = 0.25
@@ -94,10 +94,10 @@ def _period_text(seconds: int) -> str:
 
 _TIER = SIZE._replace(parse=_tier_size)
 _TIER_OR_NONE = SIZE._replace(parse=_ram_size)
-_BUCKET = ValueKind("URL", lambda text: str(Place.parse(text)))
+_BUCKET = ValueKind("URL", lambda text: str(BucketPlace.parse(text)))
 _DIRTY = ValueKind("size or share", _size_or_share, _size_or_share_text)
 _ADDRESS = ValueKind("address", lambda text: str(Address.parse(text)))
-_ENDPOINT = ValueKind("URL", lambda text: Place.parse("s3://bucket", endpoint=text).endpoint)
+_ENDPOINT = ValueKind("URL", lambda text: BucketPlace.parse("s3://bucket", endpoint=text).endpoint)
 _PERIOD = ValueKind("duration", _period, _period_text)
 _MOUNT_FLAGS = ValueKind("flags", str)  # `_parse` collects them
 
@@ -295,11 +295,11 @@ class Config:
         return replace(config, fitted=fitted)
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> BucketPlace | None:
         """Return the place of the bucket, None without one."""
         if self.s3 is None:
             return None
-        return Place.parse(
+        return BucketPlace.parse(
             self.s3, endpoint=self.s3_endpoint, region=self.s3_region, profile=self.s3_profile
         )
 
@@ -426,7 +426,7 @@ class Config:
                 raise ValueError(f"{item.name} {given!r}")
 
 
-def bucket_place(options: str, s3: str | None = None) -> Place | None:
+def bucket_place(options: str, s3: str | None = None) -> BucketPlace | None:
     """Return the place of the bucket in these mount options; None: they have none.
 
     s3: the known place, if the options do not have it. Raises ConfigError for options that concern
@@ -444,7 +444,9 @@ def bucket_place(options: str, s3: str | None = None) -> Place | None:
     if prefix is None:
         return None
     told = (values.get(f"s3_{name}") for name in ("endpoint", "region", "profile"))
-    return Place.parse(prefix, **dict(zip(("endpoint", "region", "profile"), told, strict=True)))
+    return BucketPlace.parse(
+        prefix, **dict(zip(("endpoint", "region", "profile"), told, strict=True))
+    )
 
 
 def bucket_shared(options: str) -> bool:

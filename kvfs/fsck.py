@@ -29,7 +29,7 @@ from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import OutageError
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket, NvmeTier, RamTier
 
@@ -83,7 +83,7 @@ def held(directory: Path, who: str, *, read_only: bool) -> Iterator[tuple[NvmeTi
         nvme.close()
 
 
-def place_of(nvme: NvmeTier, catalog: Catalog, options: str) -> Place:
+def place_of(nvme: NvmeTier, catalog: Catalog, options: str) -> BucketPlace:
     """Return the place of its bucket: that of `options`, which must not differ. ConfigError."""
     known = catalog.fact(FACT)
     place = bucket_place(options, known)

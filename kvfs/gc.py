@@ -25,7 +25,7 @@ from kvfs.s3.collection import Collector, Report, Tally, Tell
 from kvfs.s3.errors import NoBucketError, OutageError
 from kvfs.s3.garbage import Own
 from kvfs.s3.keys import Keys, Space
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import NvmeTier
 
@@ -82,7 +82,9 @@ def run(
 
 
 @contextmanager
-def _node(target: Path | None, options: str, *, mounted: bool) -> Iterator[tuple[Place, Look]]:
+def _node(
+    target: Path | None, options: str, *, mounted: bool
+) -> Iterator[tuple[BucketPlace, Look]]:
     """Give the place of the bucket, and a function that looks at this node's objects there."""
     if target is None:
         place = bucket_place(options)
@@ -103,7 +105,7 @@ def _node(target: Path | None, options: str, *, mounted: bool) -> Iterator[tuple
             yield _of_catalog(nvme, catalog, options)
 
 
-def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
+def _of_mount(mountpoint: Path) -> tuple[BucketPlace, Look]:
     first = request(mountpoint, "bucket_claims", after=0)
     strays, more = set(first["strays"]), first
     while after := more["after"]:
@@ -117,10 +119,10 @@ def _of_mount(mountpoint: Path) -> tuple[Place, Look]:
         ids = publishing.ids_noted(now["notes"])
         return Own(now["identity"], has, frozenset(strays.union(now["strays"])), ids)
 
-    return Place(**first["place"]), look
+    return BucketPlace(**first["place"]), look
 
 
-def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, Look]:
+def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[BucketPlace, Look]:
     """Read everything now: the directory is locked, so nothing changes."""
     place = place_of(nvme, catalog, options)
     has = spaces(Namespaces(catalog))
@@ -137,7 +139,7 @@ def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[Place, 
 
 
 def _as_json(
-    place: Place, report: Report, forgotten: Collection[str], *, delete: bool
+    place: BucketPlace, report: Report, forgotten: Collection[str], *, delete: bool
 ) -> dict[str, Any]:
     def tallies(found: dict[str, Tally]) -> dict[str, Any]:
         return {kind: asdict(tally) for kind, tally in sorted(found.items())}

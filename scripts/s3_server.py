@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 
 SCRIPT = Path(__file__).with_name("s3-server.sh")
 PORTS = range(41)  # from the first one: gateway, monitor, and those of the other daemons
@@ -61,8 +61,8 @@ class Server:
         """Of its daemons, as they are now."""
         return [int(path.read_text()) for path in (self.folder / "run").glob("*.pid")]
 
-    def place(self, bucket: str, prefix: str = "") -> Place:
-        return Place(bucket, prefix, self.endpoint, "us-east-1")
+    def place(self, bucket: str, prefix: str = "") -> BucketPlace:
+        return BucketPlace(bucket, prefix, self.endpoint, "us-east-1")
 
     def _run(self, verb: str, *arguments: str) -> str:
         # Its daemons inherit standard error: a pipe would stay open as long as they live.

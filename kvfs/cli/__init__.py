@@ -164,14 +164,14 @@ def assignments(words: Iterable[str], what: str) -> dict[str, str]:
     return texts
 
 
-class Place(NamedTuple):
+class MountInode(NamedTuple):
     """An inode of a mount, which a path led to."""
 
     mountpoint: Path
     ino: int
 
 
-def on_mount(path: str, *, follow: bool = True) -> Place:
+def on_mount(path: str, *, follow: bool = True) -> MountInode:
     """Return the mount that a path is on, and its inode there. Raises ConfigError.
 
     `follow`: use the target of a symbolic link; without it the link itself.
@@ -188,7 +188,7 @@ def on_mount(path: str, *, follow: bool = True) -> Place:
         raise ConfigError(f"{path}: {error.strerror}") from error
     if runtime.is_control_file(ino):
         raise ConfigError(f"{path}: the name is kvfs's own, for its control files")
-    return Place(Path(mount.path), ino)
+    return MountInode(Path(mount.path), ino)
 
 
 def printable(text: str | os.PathLike[str]) -> str:

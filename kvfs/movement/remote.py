@@ -19,7 +19,7 @@ import trio
 from kvfs.errors import TierError
 from kvfs.movement import downloading, stores
 from kvfs.movement.movers import Moved, MoverPool, patience_for
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.transfer import Terms, Transfers
 from kvfs.tiers import Bucket
 
@@ -152,7 +152,7 @@ class _Lane:
         """Run a call that chooses its own client."""
         return await self.movers.run(do, *arguments, limiter=self.tokens, patience=patience)
 
-    async def run(self, call: _LaneCall, place: Place, terms: Terms) -> None:
+    async def run(self, call: _LaneCall, place: BucketPlace, terms: Terms) -> None:
         """Run a call; return when it has ended. Raises nothing except Cancelled."""
         self._waiting.append(call)
         try:
@@ -177,7 +177,7 @@ class _Lane:
             one.begun = True
         return calls
 
-    async def _run(self, calls: list[_LaneCall], place: Place, terms: Terms) -> None:
+    async def _run(self, calls: list[_LaneCall], place: BucketPlace, terms: Terms) -> None:
         found: Sequence[object] = [TierError("the mount ends")] * len(calls)
         try:
             found = await self.movers.run(

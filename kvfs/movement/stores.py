@@ -21,15 +21,15 @@ from kvfs.errors import ConfigError, KvfsError
 from kvfs.s3.errors import RefusedError
 from kvfs.s3.keys import Keys
 from kvfs.s3.marker import claim, look
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.probe import probe
 from kvfs.s3.transfer import Terms, Transfers
 
 PROBE_TIMEOUT = 3.0  # s; a probe asks for little, and once
 CONNECT_TIMEOUT, READ_TIMEOUT, ATTEMPTS = 3.0, 15.0, 3
 
-_kept: dict[tuple[Place, Terms, bool], Transfers] = {}
-_free: dict[tuple[Place, Terms], list[Transfers]] = {}
+_kept: dict[tuple[BucketPlace, Terms, bool], Transfers] = {}
+_free: dict[tuple[BucketPlace, Terms], list[Transfers]] = {}
 
 
 class StoreCall(NamedTuple):
@@ -40,14 +40,14 @@ class StoreCall(NamedTuple):
     options: Mapping[str, object] = {}
 
 
-def run_all(place: Place, terms: Terms, jobs: Sequence[StoreCall]) -> list[Any]:
+def run_all(place: BucketPlace, terms: Terms, jobs: Sequence[StoreCall]) -> list[Any]:
     """Run the jobs at once, with this process's client; return each result, or its Exception."""
     if len(jobs) == 1:
         return [_run(place, terms, jobs[0])]
     return list(_threads().map(partial(_run, place, terms), jobs))
 
 
-def _run(place: Place, terms: Terms, job: StoreCall) -> Any:  # noqa: ANN401 (a job may return anything)
+def _run(place: BucketPlace, terms: Terms, job: StoreCall) -> Any:  # noqa: ANN401 (a job may return anything)
     free = _free.setdefault((place, terms), [])
     mine = free.pop() if free else Transfers(transfers(place, terms).store, terms)
     try:
@@ -63,19 +63,19 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="calls")
 
 
-def ready(place: Place, terms: Terms, seconds: float) -> None:
+def ready(place: BucketPlace, terms: Terms, seconds: float) -> None:
     """Make this process's client, and stay busy for `seconds`, so that other workers start too."""
     began = time.monotonic()
     transfers(place, terms)
     time.sleep(max(0.0, began + seconds - time.monotonic()))
 
 
-def glance(place: Place, job: StoreCall) -> Any:  # noqa: ANN401 (a job may return anything)
+def glance(place: BucketPlace, job: StoreCall) -> Any:  # noqa: ANN401 (a job may return anything)
     """Run a job with the impatient client: a program waits, and a slow answer is a miss."""
     return job.do(transfers(place, Terms(), probing=True), *job.arguments, **job.options)
 
 
-def transfers(place: Place, terms: Terms, *, probing: bool = False) -> Transfers:
+def transfers(place: BucketPlace, terms: Terms, *, probing: bool = False) -> Transfers:
     """This process's client of a place. `probing`: one that does not wait long."""
     key = (place, terms, probing)
     if key not in _kept:
@@ -91,7 +91,7 @@ def transfers(place: Place, terms: Terms, *, probing: bool = False) -> Transfers
     return _kept[key]
 
 
-def check(place: Place, identity: str, exclusive: bool) -> Terms:  # noqa: FBT001 (sent to a worker)
+def check(place: BucketPlace, identity: str, exclusive: bool) -> Terms:  # noqa: FBT001 (sent to a worker)
     """Try every request that kvfs needs, and claim the prefix; return what the store honours."""
     keys = Keys(place.prefix)
     plain = transfers(place, Terms())
@@ -101,7 +101,7 @@ def check(place: Place, identity: str, exclusive: bool) -> Terms:  # noqa: FBT00
     return terms
 
 
-def alive(place: Place) -> bool:
+def alive(place: BucketPlace) -> bool:
     """Whether the store answers within a few seconds. Raises the reason if it does not."""
     transfers(place, Terms(), probing=True).store.list(place.prefix, limit=1)
     return True
@@ -109,7 +109,7 @@ def alive(place: Place) -> bool:
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
-        place = Place(**question["place"])
+        place = BucketPlace(**question["place"])
         return {"terms": asdict(check(place, question["identity"], question["exclusive"]))}
     except (ConfigError, RefusedError) as error:  # a missing profile is found early
         return {"refused": str(error)}

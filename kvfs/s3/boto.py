@@ -31,7 +31,7 @@ from kvfs.s3.errors import (
     WrongBytesError,
 )
 from kvfs.s3.failures import failure_of, translated
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.store import LIST_LIMIT, Data, Entry, Head, ListingPage, Part, Upload
 
 PIECE = 1 << 20  # bytes read from a connection at once
@@ -53,7 +53,7 @@ class BotoStore:
 
     def __init__(
         self,
-        place: Place,
+        place: BucketPlace,
         *,
         connections: int = 16,
         attempts: int = ATTEMPTS,

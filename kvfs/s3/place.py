@@ -1,7 +1,7 @@
 """The place of a bucket, as the mount options give it, without a credential.
 
-Contract: `Place.parse` takes `s3://bucket/prefix` or raises ValueError that says what it expected.
-A place is plain data, so it can be sent to a worker process. boto3 finds the credentials
+Contract: `BucketPlace.parse` takes `s3://bucket/prefix` or raises ValueError that says what it
+expected. A place is plain data, so it can be sent to a worker process. boto3 finds the credentials
 (environment, profile, instance); they come from nowhere else.
 """
 
@@ -18,7 +18,7 @@ _ENDPOINT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketPlace:
     """A bucket, prefix and endpoint.
 
     `prefix` is empty or ends in a slash. None: as boto3 finds it.
@@ -38,7 +38,7 @@ class Place:
         endpoint: str | None = None,
         region: str | None = None,
         profile: str | None = None,
-    ) -> "Place":
+    ) -> "BucketPlace":
         """Return the place of `s3://bucket/prefix`; ValueError says what was expected."""
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         folders = prefix.rstrip("/").split("/") if prefix.rstrip("/") else []

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.tiers.bucket import Bucket
 from kvfs.tiers.nvme import NvmeTier
 from kvfs.tiers.ram import RamTier
@@ -50,4 +50,4 @@ class NoBucket(Bucket):
     mounted = False
 
     def __init__(self) -> None:
-        super().__init__(Place(""), None, most=sys.maxsize, wait=30.0)
+        super().__init__(BucketPlace(""), None, most=sys.maxsize, wait=30.0)

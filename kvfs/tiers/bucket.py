@@ -10,7 +10,7 @@ import time
 from collections import Counter
 
 from kvfs.s3.keys import Keys
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.transfer import Terms
 from kvfs.tiers.calls import Health
 from kvfs.tiers.tier import PACKING_COUNTERS
@@ -55,7 +55,7 @@ class Bucket:
 
     def __init__(
         self,
-        place: Place,
+        place: BucketPlace,
         terms: Terms | None,
         *,
         most: int,

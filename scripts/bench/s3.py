@@ -31,7 +31,7 @@ import click
 
 from kvfs.control import request
 from kvfs.s3.boto import BotoStore
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from scripts.bench.busy import opens
 from scripts.bench.measure import Bar, Series, against_best, percentile, size, size_name, turns
 from scripts.bench.mounted import Failed, Mounted, command, kvfs
@@ -66,7 +66,7 @@ class Field:
     """The objects of one size: the same bytes for everybody, other ones in each round."""
 
     def __init__(
-        self, folder: Path, mounted: Mounted, place: Place, usage: Usage, each: int, seed: int
+        self, folder: Path, mounted: Mounted, place: BucketPlace, usage: Usage, each: int, seed: int
     ) -> None:
         self.folder = folder
         self.usage = usage
@@ -230,7 +230,7 @@ def judged(
 
 
 def opens_meanwhile(
-    folder: Path, memory: Path, place: Place, seconds: float, rounds: int
+    folder: Path, memory: Path, place: BucketPlace, seconds: float, rounds: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Time open+close of objects in RAM, idle, and while 8 threads read cold objects and 8 write.
 
@@ -309,7 +309,7 @@ def moving(folder: Path, data: bytes) -> Iterator[None]:
 
 
 def restart(
-    folder: Path, disk: Path, place: Place, objects: int
+    folder: Path, disk: Path, place: BucketPlace, objects: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """So many objects are to be uploaded: a daemon that is killed, and another mount."""
     options = f"ram=512M,nvme={disk}/restart-nvme,nvme_size=2G,s3_dirty=1G,s3_delay={HELD}"
@@ -345,7 +345,7 @@ def restart(
     return row, bars
 
 
-def bucket_options(place: Place) -> str:
+def bucket_options(place: BucketPlace) -> str:
     """For `kvfs mount`."""
     return f"s3=s3://{place.bucket}/kvfs,s3_endpoint={place.endpoint},s3_region={place.region}"
 
@@ -422,7 +422,7 @@ def tmpfs(huge: str) -> Iterator[Path]:
 
 
 def compare(
-    memory: Path, disk: Path, server: Server, place: Place, sizes: Sequence[str], rounds: int,
+    memory: Path, disk: Path, server: Server, place: BucketPlace, sizes: Sequence[str], rounds: int,
     seed: int, *, huge: str,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:  # fmt: skip
     """Rows and bars of all sizes."""

@@ -17,7 +17,7 @@ from boto3.s3.transfer import (  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 
 from kvfs.s3.boto import BotoStore
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.transfer import Terms, Transfers
 
 CONNECTIONS = 64
@@ -48,7 +48,7 @@ class Kvfs:
     name = "kvfs"
     checked = True
 
-    def __init__(self, place: Place, terms: Terms, clients: int) -> None:
+    def __init__(self, place: BucketPlace, terms: Terms, clients: int) -> None:
         self._store = BotoStore(place, connections=CONNECTIONS)
         self._free: queue.SimpleQueue[Transfers] = queue.SimpleQueue()
         for _ in range(clients):
@@ -97,7 +97,7 @@ class Kvfs:
 class Boto3:
     """boto3's transfer manager as `upload_file` and `download_file` use it."""
 
-    def __init__(self, place: Place, name: str, manager: Any, *, checked: bool) -> None:  # noqa: ANN401
+    def __init__(self, place: BucketPlace, name: str, manager: Any, *, checked: bool) -> None:  # noqa: ANN401
         self.name = name
         self.checked = checked
         self._bucket = place.bucket
@@ -123,14 +123,14 @@ class _Unchecked:
         return getattr(self._client, name)
 
 
-def classic(place: Place) -> Boto3:
+def classic(place: BucketPlace) -> Boto3:
     """In Python."""
     client = boto3.client("s3", endpoint_url=place.endpoint, config=CONFIG)
     config = TransferConfig(preferred_transfer_client="classic")
     return Boto3(place, "boto3", create_transfer_manager(client, config), checked=True)
 
 
-def crt(place: Place) -> Boto3 | None:
+def crt(place: BucketPlace) -> Boto3 | None:
     """With the CRT extra, None if it is not installed.
 
     boto3 itself gives the CRT neither an endpoint nor plain HTTP, so it is made as boto3 makes it,

@@ -12,14 +12,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from scripts.bench.mounted import Failed, is_mounted
 
 PATIENCE_S = 30.0
 
 
 @contextlib.contextmanager
-def s3fs(place: Place, folder: Path, memory: Path) -> Iterator[Path]:
+def s3fs(place: BucketPlace, folder: Path, memory: Path) -> Iterator[Path]:
     """`memory`: where it keeps what it has read, which it always does."""
     environment = {
         "AWSACCESSKEYID": os.environ["AWS_ACCESS_KEY_ID"],
@@ -33,7 +33,7 @@ def s3fs(place: Place, folder: Path, memory: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def rclone(place: Place, folder: Path) -> Iterator[Path]:
+def rclone(place: BucketPlace, folder: Path) -> Iterator[Path]:
     """Reads go to the bucket: with a cache of whole files it would write each to a disk first."""
     environment = {
         "RCLONE_CONFIG": "/dev/null",

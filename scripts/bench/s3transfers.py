@@ -24,7 +24,7 @@ import click
 
 from kvfs.s3.boto import BotoStore
 from kvfs.s3.keys import Keys
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.probe import probe
 from kvfs.s3.transfer import Terms
 from scripts.bench.measure import Bar, Series, size, size_name, turns
@@ -46,7 +46,7 @@ BARS = {
 class Field:
     """The files, the objects and the clients of one size of objects."""
 
-    def __init__(self, folder: Path, place: Place, bytes_each: int, seed: int) -> None:
+    def __init__(self, folder: Path, place: BucketPlace, bytes_each: int, seed: int) -> None:
         self.bytes_each = bytes_each
         self.count = max(8, min(MOST, BYTES // bytes_each))
         self.store = BotoStore(place)

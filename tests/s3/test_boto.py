@@ -21,7 +21,7 @@ from kvfs.s3.errors import (
     WrongBytesError,
 )
 from kvfs.s3.failures import failure_of
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.store import is_listed
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -51,7 +51,7 @@ class Liar:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
         endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        self.place = Place("bucket", "", endpoint, "us-east-1")
+        self.place = BucketPlace("bucket", "", endpoint, "us-east-1")
         self.store = BotoStore(self.place, attempts=1, read_timeout=0.5)
 
     def close(self) -> None:

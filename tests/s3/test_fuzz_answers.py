@@ -9,7 +9,7 @@ from hypothesis import example, given
 
 from kvfs.s3.boto import BotoStore
 from kvfs.s3.errors import StoreError
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from tests.unit.fuzz import fuzzed, spoiled_bytes
 
 LIST = (
@@ -76,7 +76,7 @@ def store(liar: Liar) -> Iterator[BotoStore]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "nobodys")
-        place = Place("bucket", endpoint=f"http://127.0.0.1:{liar.port}", region="us-east-1")
+        place = BucketPlace("bucket", endpoint=f"http://127.0.0.1:{liar.port}", region="us-east-1")
         one = BotoStore(place, attempts=1, read_timeout=5.0)
         yield one
         one.close()

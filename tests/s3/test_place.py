@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,9 @@ from kvfs.s3.place import Place
     ],
 )
 def test_places(url: str, bucket: str, prefix: str) -> None:
-    place = Place.parse(url)
+    place = BucketPlace.parse(url)
     assert (place.bucket, place.prefix) == (bucket, prefix)
-    assert Place.parse(str(place)) == place
+    assert BucketPlace.parse(str(place)) == place
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ def test_places(url: str, bucket: str, prefix: str) -> None:
 )
 def test_what_is_no_place(url: str) -> None:
     with pytest.raises(ValueError, match=r"s3://BUCKET|a prefix of"):
-        Place.parse(url)
+        BucketPlace.parse(url)
 
 
 @pytest.mark.parametrize("text", ["http://127.0.0.1:9000", "https://s3.x.org", "http://[::1]:80/"])
 def test_endpoints(text: str) -> None:
-    assert Place.parse("s3://bucket", endpoint=text, region="r", profile="p") == Place(
+    assert BucketPlace.parse("s3://bucket", endpoint=text, region="r", profile="p") == BucketPlace(
         "bucket", "", text, "r", "p"
     )
 
@@ -46,4 +46,4 @@ def test_endpoints(text: str) -> None:
 )
 def test_what_is_no_endpoint(text: str) -> None:
     with pytest.raises(ValueError, match="an endpoint such as"):
-        Place.parse("s3://bucket", endpoint=text)
+        BucketPlace.parse("s3://bucket", endpoint=text)

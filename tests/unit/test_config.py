@@ -17,7 +17,7 @@ from kvfs.config import Config, parse_hot
 from kvfs.errors import ConfigError
 from kvfs.mounts import mount, umount
 from kvfs.parsing import rows
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.units import MIB, format_size, parse_size
 
 KV = Path("/mnt/kv")
@@ -127,7 +127,7 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
         metrics="127.0.0.1:9095",
         web="/run/kvfs/page.sock",
     )
-    assert config.place == Place("bucket", "a/b/", "http://[::1]:80", "here", "p")
+    assert config.place == BucketPlace("bucket", "a/b/", "http://[::1]:80", "here", "p")
     assert config.dirty_most == 1 << 30
 
 

@@ -15,7 +15,7 @@ from kvfs.config import Config, bucket_place, parse_hot
 from kvfs.errors import ConfigError
 from kvfs.metrics.address import Address
 from kvfs.parsing import rows
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.settings import Settings
 from kvfs.templates import Templates
 from kvfs.units import parse_duration, parse_size
@@ -133,10 +133,10 @@ def test_templates(tmp_path: Path, text: bytes, name: str) -> None:
 def test_a_place(url: str, endpoint: str) -> None:
     """No name in it can mean another place, in a URL or a header."""
     try:
-        place = Place.parse(url, endpoint=endpoint)
+        place = BucketPlace.parse(url, endpoint=endpoint)
     except ValueError:
         return
-    assert Place.parse(str(place), endpoint=endpoint) == place
+    assert BucketPlace.parse(str(place), endpoint=endpoint) == place
     told = str(place) + str(place.endpoint)
     assert told.isascii()
     assert told.isprintable()
@@ -224,7 +224,7 @@ def _options_of(begin: str) -> Callable[[str], object]:
     [
         *map(_options_of, ("", "s3=s3://", "s3_endpoint=http://", "metrics=", "nvme=/", "log=/")),
         *(Config.from_json, Settings.from_json, parse_size, parse_duration, Address.parse),
-        *(Place.parse, failpoints.arm, lambda text: assignments([text], "setting")),
+        *(BucketPlace.parse, failpoints.arm, lambda text: assignments([text], "setting")),
     ],
 )
 def test_no_input_takes_for_ever(parse: Callable[[str], object]) -> None:

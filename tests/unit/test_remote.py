@@ -13,7 +13,7 @@ from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import GROUP, Remote
 from kvfs.movement.stores import StoreCall
 from kvfs.s3.errors import NoObjectError
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket
 
@@ -32,7 +32,7 @@ class Workers(MoverPool):
     async def run(  # type: ignore[override]
         self,
         job: Callable[..., object],
-        place: Place,
+        place: BucketPlace,
         terms: Terms,
         jobs: Sequence[StoreCall],
         *,
@@ -53,7 +53,7 @@ def same(_transfers: object, value: object) -> object:
 
 def made(workers: int = 1) -> tuple[Remote, Workers]:
     movers = Workers(workers)
-    bucket = Bucket(Place("b", "p/"), Terms(part=8 * MIB), most=1, delay=0, wait=1)
+    bucket = Bucket(BucketPlace("b", "p/"), Terms(part=8 * MIB), most=1, delay=0, wait=1)
     return Remote(movers, bucket), movers
 
 

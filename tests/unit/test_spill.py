@@ -25,7 +25,7 @@ from kvfs.s3.errors import (
     WrongBytesError,
 )
 from kvfs.s3.facts import Facts
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.store import Part
 from kvfs.tiers import Bucket, Tier
 from tests.s3.faulty import Fault, FaultyStore, Verb
@@ -983,7 +983,7 @@ def test_a_catalog_stays_with_its_bucket(made: World) -> None:
         await made.store(b"a", A, made.ram)
 
     trio.run(case)
-    place = Place("another", "q/")
+    place = BucketPlace("another", "q/")
     other = Bucket(place, None, most=1, delay=0, wait=0)
     with pytest.raises(ConfigError, match=r"are in s3://memory/p/: mount with that"):
         bind(made.catalog, other)

@@ -37,7 +37,7 @@ from kvfs.live import LiveConfig
 from kvfs.movement import copying, packing
 from kvfs.movement.movers import Moved, MoverPool, Repacked, SourceChangedError
 from kvfs.movement.remote import Lane, Remote
-from kvfs.s3.place import Place
+from kvfs.s3.place import BucketPlace
 from kvfs.s3.store import Store
 from kvfs.s3.transfer import Terms, Transfers
 from kvfs.settings import Settings
@@ -247,7 +247,7 @@ class World:
         self.ram = RamTier(where, ram, identity="w", epoch=epoch, huge="never") if ram else None
         self.bucket: Bucket | None = None
         if self.bucket_store is not None:
-            place = Place("memory", "p/")
+            place = BucketPlace("memory", "p/")
             self.bucket = Bucket(place, Terms(part=5 * MIB), most=1 << 40, delay=0, wait=30)
             bind(self.catalog, self.bucket)
         self.ledger = begin_session(

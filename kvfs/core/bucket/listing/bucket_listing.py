@@ -19,7 +19,7 @@ import trio
 
 from kvfs.catalog import ROOT_INO
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup, LastSeen
-from kvfs.core.bucket.listing.remote_directories import Place
+from kvfs.core.bucket.listing.remote_directories import EntryName
 from kvfs.core.flights import Flight, SingleFlight
 from kvfs.core.names.tree import is_name
 from kvfs.errors import KvfsError, TierError
@@ -207,7 +207,7 @@ class BucketListing:
                 if folder in leaving:
                     await self.bucket_lookup.find(ino, name)
                 elif remote_entries.remote_directories.prefix(ino) == prefix:
-                    remote_entries.remote_directories.make_directory(Place(ino, name))
+                    remote_entries.remote_directories.make_directory(EntryName(ino, name))
             await trio.lowlevel.checkpoint()
 
     async def namespaces(self) -> None:

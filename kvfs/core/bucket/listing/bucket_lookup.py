@@ -19,7 +19,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.open_predictor import OpenPredictor
-from kvfs.core.bucket.listing.remote_directories import Place
+from kvfs.core.bucket.listing.remote_directories import EntryName
 from kvfs.core.bucket.listing.remote_entries import RemoteEntries, is_stub
 from kvfs.core.flights import Flight, SingleFlight, start_task
 from kvfs.errors import CatalogError, TierError
@@ -64,7 +64,7 @@ class LastSeen(Generic[K]):
 class _Look(Flight):
     """A question under way: about a name that is not known, or an inode that is."""
 
-    def __init__(self, ask: Ask, place: Place | None, ino: int) -> None:
+    def __init__(self, ask: Ask, place: EntryName | None, ino: int) -> None:
         super().__init__()
         self.ask = ask
         self.place = place
@@ -99,7 +99,7 @@ class BucketLookup:
         """Look a name up that is not known here, and enter the answer."""
         if not self.bucket.shared or not self.may_ask():
             return
-        place = Place(parent, name)
+        place = EntryName(parent, name)
         with trio.move_on_after(self._wait) as waited:
             while not self.dirty.loaded:
                 await self.dirty.changed.wait()
@@ -228,7 +228,7 @@ class BucketLookup:
             except (StoreError, TierError) as error:
                 log.debug("%s: nothing is looked up yet: %s", self.bucket.place, error)
 
-    def _look(self, ask: Ask, place: Place | None = None, ino: int = 0) -> _Look:
+    def _look(self, ask: Ask, place: EntryName | None = None, ino: int = 0) -> _Look:
         look = self._looks.get(ask.key)
         if look is None:
             look = self._looks.enter(ask.key, _Look(ask, place, ino))

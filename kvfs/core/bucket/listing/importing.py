@@ -17,7 +17,7 @@ import trio
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.bucket.listing.bucket_listing import STEP, BucketListing, some
-from kvfs.core.bucket.listing.remote_directories import Place
+from kvfs.core.bucket.listing.remote_directories import EntryName
 from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.flights import start_task
 from kvfs.core.names.tree import is_name
@@ -39,7 +39,7 @@ class _Wanted(NamedTuple):
     """An object to import: unknown (`ino` is 0), or a stub."""
 
     ino: int
-    place: Place
+    place: EntryName
     key: str
 
 
@@ -201,7 +201,7 @@ class Importing:
         if not isinstance(directory, Inode):
             self._refused[directory] += 1
             return []
-        place = Place(directory.ino, name.path.rpartition(b"/")[2])
+        place = EntryName(directory.ino, name.path.rpartition(b"/")[2])
         if not is_name(place.name, place.parent):
             self._refused[_NO_NAME] += 1
             return []

@@ -25,7 +25,7 @@ DIRECTORY_MODE = 0o755  # of listed directories
 NameState = Literal["here", "absent", "hidden", "unsure"]
 
 
-class Place(NamedTuple):
+class EntryName(NamedTuple):
     """A name in a directory."""
 
     parent: int
@@ -64,7 +64,7 @@ class RemoteDirectories:
         found = self.keys.folder(*called[:2], called.path.rpartition(b"/")[0])
         return found if len(found) <= KEY_MAX else ""
 
-    def make_directory(self, place: Place) -> Inode | None:
+    def make_directory(self, place: EntryName) -> Inode | None:
         """Make a directory, since something is below it; None if names or templates forbid it."""
         directory = self.directory(place.parent)
         if directory is None or not is_name(place.name, place.parent):
@@ -120,7 +120,7 @@ class RemoteDirectories:
             inode = (
                 self.ledger.table.inode(entry.ino)
                 if entry
-                else self.make_directory(Place(at, part))
+                else self.make_directory(EntryName(at, part))
             )
             if inode is None or not inode.is_dir:
                 return "below a name that is no directory here"

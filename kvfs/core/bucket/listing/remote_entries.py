@@ -19,7 +19,7 @@ from functools import partial
 import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
-from kvfs.core.bucket.listing.remote_directories import NameState, Place, RemoteDirectories
+from kvfs.core.bucket.listing.remote_directories import EntryName, NameState, RemoteDirectories
 from kvfs.core.names.tree import Tree, is_name
 from kvfs.movement.looking import Ask, LookupAnswer, Seen
 from kvfs.s3.facts import Facts
@@ -57,7 +57,7 @@ class RemoteEntries:
 
     # Questions
 
-    def ask(self, place: Place) -> Ask | None:
+    def ask(self, place: EntryName) -> Ask | None:
         """The question about a name; None if it has no key, or is about to leave its key."""
         directory, name = self.remote_directories.directory(place.parent), place.name
         if directory is None or not is_name(name, place.parent):
@@ -77,7 +77,7 @@ class RemoteEntries:
     # Answers
 
     def settle(
-        self, place: Place, ask: Ask, answer: LookupAnswer, gone: Collection[str]
+        self, place: EntryName, ask: Ask, answer: LookupAnswer, gone: Collection[str]
     ) -> NameState:
         """Enter the answer of the bucket about an unknown name. Raises CatalogError."""
         directory = self.remote_directories.directory(place.parent)
@@ -131,7 +131,7 @@ class RemoteEntries:
         self.ledger.removals.let_go(inode)
         if seen is None or entry is None:
             return "absent"
-        return self.settle(Place(parent, entry.name), ask, answer, gone)
+        return self.settle(EntryName(parent, entry.name), ask, answer, gone)
 
     def _reconsider(
         self, ino: int, ask: Ask, answer: LookupAnswer, gone: Collection[str]
@@ -211,7 +211,7 @@ class RemoteEntries:
 
     # Files
 
-    def take(self, place: Place, key: str, seen: Seen) -> bool:
+    def take(self, place: EntryName, key: str, seen: Seen) -> bool:
         """Enter a name for an object. False if it has expired. The name must not be known."""
         with self.catalog.batch() as batch:
             taken = self._enter(place, seen.stored(key), seen.facts, batch)
@@ -233,7 +233,9 @@ class RemoteEntries:
                 if self.bucket.gives_wrong_bytes(entry.key, entry.etag):
                     continue
                 stored = Stored(entry.key, entry.etag, entry.size, b"")
-                new += self._enter(Place(parent, name), stored, _listed(entry, directory), batch)
+                new += self._enter(
+                    EntryName(parent, name), stored, _listed(entry, directory), batch
+                )
         self.bucket.counters["imported"] += new
         return new
 
@@ -246,7 +248,7 @@ class RemoteEntries:
         if isinstance(directory, Inode):
             self.take_listed(directory.ino, [(name.path.rpartition(b"/")[2], entry)])
 
-    def _enter(self, place: Place, stored: Stored, facts: Facts, batch: Batch) -> bool:
+    def _enter(self, place: EntryName, stored: Stored, facts: Facts, batch: Batch) -> bool:
         directory = self.remote_directories.directory(place.parent)
         if directory is None:
             return False
