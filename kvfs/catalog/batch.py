@@ -88,7 +88,7 @@ class Answers:
         return _ANSWER_KEY.pack(keys.ANSWERS, index), _ANSWER.pack(request, ino)
 
 
-class Records(Protocol):
+class BatchCatalog(Protocol):
     """The part of the catalog that a batch needs. `Catalog` explains the methods."""
 
     format: int
@@ -115,7 +115,7 @@ class Batch:
 
     __slots__ = ("_before", "_catalog", "_changes", "_put", "_then", "named", "sync")
 
-    def __init__(self, catalog: Records) -> None:
+    def __init__(self, catalog: BatchCatalog) -> None:
         self._catalog = catalog
         self._changes: Changes = []
         self._before: list[tuple[Inode, Inode]] = []

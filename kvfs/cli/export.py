@@ -21,7 +21,7 @@ from kvfs.nfs.export import (
     MOUNTD_PORT,
     NFS_PORT,
     Export,
-    Server,
+    NfsServer,
     is_ours,
     networks,
     owner,
@@ -117,7 +117,7 @@ def command(
         text = (
             export.line()
             if knfsd
-            else export.ganesha(Server(address, port, mountd_port, server.folder))
+            else export.ganesha(NfsServer(address, port, mountd_port, server.folder))
         )
         _give(text, output)
         return

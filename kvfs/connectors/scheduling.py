@@ -59,7 +59,7 @@ class _Progress:
     until: int = 0
 
 
-class Requests:
+class EngineRequests:
     """Requests that have begun and not finished. pages: the tokens of an engine's page."""
 
     def __init__(self, cache: PrefixCache, page_tokens: int, *, loads: bool, saves: bool) -> None:

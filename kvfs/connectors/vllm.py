@@ -42,7 +42,7 @@ except ImportError as error:
 
 from kvfs.client import PrefixCache, Spec
 from kvfs.connectors.paged import Load, Mover, PagedMemory, Save
-from kvfs.connectors.scheduling import Requests
+from kvfs.connectors.scheduling import EngineRequests
 
 _log = logging.getLogger(__name__)
 _BLOCK_TOKENS = 256  # 32 MiB for 128 KiB a token
@@ -103,7 +103,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._page = group.kv_cache_spec.block_size
         self._cache: PrefixCache | None = None
         self._spec: dict[str, Any] | None = None
-        self._requests: Requests | None = None
+        self._requests: EngineRequests | None = None
         self._mover: Mover | None = None
         self._missing: set[int] = set()
         self._said: set[str] = set()
@@ -185,7 +185,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
             raise ValueError(f"{type(self).__name__}: expected one spec of all, got {described}")
         if self._requests is None:
             self._cache = self._open(Spec(**described[0]), None)
-            self._requests = Requests(
+            self._requests = EngineRequests(
                 self._cache,
                 self._page,
                 loads=self._kv_transfer_config.is_kv_consumer,
@@ -256,7 +256,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         assert self._mover is not None, "register_kv_caches comes first"
         return self._mover
 
-    def _cached(self, request: Any) -> Requests | None:
+    def _cached(self, request: Any) -> EngineRequests | None:
         """Return the account of a request; None if it is passed by."""
         if self._requests is None:
             return None

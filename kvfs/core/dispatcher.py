@@ -3,7 +3,7 @@
 Contract: no operation waits for this module. A job moves a few sealed objects; a job that fails
 leaves everything as it was and logs this once. An object has at most one job (`_jobs`). No job
 begins before the trash is empty: the file that the job makes may be in there. A kind of movement
-chooses its next objects itself (`Demotion`), or gets them as requests (`Requests`).
+chooses its next objects itself (`Demotion`), or gets them as requests (`MovementQueue`).
 """
 
 import logging
@@ -35,7 +35,7 @@ from kvfs.core.ledger.census import Census
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.breaker import CircuitBreaker
 from kvfs.core.moves.demotion import Demotion
-from kvfs.core.moves.movement import Movement, Requests
+from kvfs.core.moves.movement import Movement, MovementQueue
 from kvfs.core.moves.promotion import Promotion
 from kvfs.core.moves.transfers import Transfers
 from kvfs.core.moves.trash import TrashBin
@@ -88,7 +88,7 @@ class Dispatcher:
         self._tasks: list[Callable[[], Awaitable[None]]] = []  # they run as long as the mount
         self.admission = Admission(0, spent=ledger.accounts.nvme_written())
         self.breaker = CircuitBreaker(ledger.tiers.nvme, ledger.counters)
-        self.requests = Requests(ledger.work.wake)
+        self.requests = MovementQueue(ledger.work.wake)
         transfers = Transfers(ledger, movers, self.breaker)
         self.write_back = WriteBack(transfers)
         self.demotion = Demotion(transfers, room, self.admission, self.write_back, self._jobs)

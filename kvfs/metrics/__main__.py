@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from kvfs.metrics.address import is_private
 from kvfs.metrics.families import families
-from kvfs.web.serving import BadRequest, Handler, Server, Snapshot, Status, ask_daemon, serve
+from kvfs.web.serving import BadRequest, Handler, Snapshot, Status, WebServer, ask_daemon, serve
 
 PATIENCE = 5.0  # s for the daemon's answer; a scraper that sends its timeout gets MARGIN of that
 MARGIN = 0.8
@@ -68,7 +68,7 @@ def main() -> None:
     """Serve metrics, and return when the daemon has ended."""
     mountpoint, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     snapshot = Snapshot(partial(ask_daemon, mountpoint, "status"))
-    serve(Server(listening, handler(snapshot, private=is_private(listening))))
+    serve(WebServer(listening, handler(snapshot, private=is_private(listening))))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class Export:
         told = [f"{network}({','.join(options + squash)})" for network, squash in clients]
         return f'"{self.path}" {" ".join(told)}\n'
 
-    def ganesha(self, server: "Server") -> str:
+    def ganesha(self, server: "NfsServer") -> str:
         """Return the export for ganesha-config(8)."""
         versions = "3, 4" if server.mountd_port else "4"
         uid, gid = self.act_as or (NOBODY, NOBODY)
@@ -147,7 +147,7 @@ LOG {{
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class NfsServer:
     """The addresses of a server of its own. `mountd_port` 0: no NFSv3."""
 
     address: str

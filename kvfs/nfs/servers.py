@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kvfs import kept, runtime
 from kvfs.errors import ConfigError, KvfsError
-from kvfs.nfs.export import Export, Server
+from kvfs.nfs.export import Export, NfsServer
 
 RUN = Path("/run/kvfs-nfs")
 LOGS = Path("/var/log/kvfs-nfs")
@@ -69,7 +69,7 @@ class Ganesha:
                         "--v3 needs rpcbind, which does not run: apt-get install rpcbind and start "
                         "it, or export without --v3"
                     )
-        server = Server(address, port, mountd_port, self.folder)
+        server = NfsServer(address, port, mountd_port, self.folder)
         text = export.ganesha(server)
         runtime.make_private(self.log.parent)
         with _alone(self.folder):
@@ -92,7 +92,7 @@ class Ganesha:
                 raise
         return True
 
-    def _run(self, server: Server) -> None:
+    def _run(self, server: NfsServer) -> None:
         with open(os.devnull, "r+b") as null, self.log.open("ab") as log:
             begin = log.tell()
             process = subprocess.Popen(
@@ -282,7 +282,7 @@ def _listener(port: int) -> str:
     return ""
 
 
-def _answers(server: Server) -> bool:
+def _answers(server: NfsServer) -> bool:
     """Return whether an NFS server answers a call that does nothing."""
     call = b"".join(one.to_bytes(4, "big") for one in (1, 0, 2, NFS, 4, NULL, 0, 0, 0, 0))
     try:

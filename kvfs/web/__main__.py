@@ -16,7 +16,7 @@ from kvfs.metrics.address import is_private
 from kvfs.rates import Look
 from kvfs.web.history import STEP, History
 from kvfs.web.page import Questions, Sources, handler
-from kvfs.web.serving import Server, ask_daemon, serve
+from kvfs.web.serving import WebServer, ask_daemon, serve
 
 
 def _sample(mountpoint: Path, history: History) -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     history = History()
     threading.Thread(target=_sample, args=(mountpoint, history), daemon=True).start()
     sources = Sources(history, Questions(mountpoint))
-    serve(Server(listening, handler(sources, private=is_private(listening))))
+    serve(WebServer(listening, handler(sources, private=is_private(listening))))
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 Contract: only GET and HEAD have answers. No answer repeats the request, and each error is one fixed
 line. On an address of this machine, only a Host that is an address, or `localhost`, gets an answer.
 Another name could belong to a foreign site that leads here (DNS rebinding). `Snapshot` shares one
-answer of the daemon among all clients that ask at about the same time. `Server` gets a socket that
-listens already. It serves CONNECTIONS at a time, and closes the oldest for a further one. `serve`
-ends with the daemon, and does not log clients that go away.
+answer of the daemon among all clients that ask at about the same time. `WebServer` gets a socket
+that listens already. It serves CONNECTIONS at a time, and closes the oldest for a further one.
+`serve` ends with the daemon, and does not log clients that go away.
 """
 
 import ipaddress
@@ -158,7 +158,7 @@ def _is_address(host: str) -> bool:
         return False
 
 
-class Server(ThreadingHTTPServer):
+class WebServer(ThreadingHTTPServer):
     """A server on a socket that listens already."""
 
     daemon_threads = True
@@ -192,7 +192,7 @@ class Server(ThreadingHTTPServer):
             sys.excepthook(*sys.exc_info())
 
 
-def serve(server: Server) -> None:
+def serve(server: WebServer) -> None:
     """Serve until the daemon has ended: it holds the other end of our standard input."""
     os.nice(NICENESS)
     # The mount ends through the keeper; all processes of a service get this signal too.

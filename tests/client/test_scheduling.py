@@ -10,7 +10,7 @@ import pytest
 from kvfs.client import PrefixCache
 from kvfs.connectors import scheduling
 from kvfs.connectors.paged import Load, Save
-from kvfs.connectors.scheduling import Plan, Requests
+from kvfs.connectors.scheduling import EngineRequests, Plan
 from tests.client.prompts import SPEC, TOKENS, blocks_of
 
 PAGE = 2  # tokens; a block has 4
@@ -36,11 +36,11 @@ def cache(tmp_path: Path) -> Iterator[PrefixCache]:
         yield opened
 
 
-def requests(cache: PrefixCache, *, loads: bool = True, saves: bool = True) -> Requests:
-    return Requests(cache, PAGE, loads=loads, saves=saves)
+def requests(cache: PrefixCache, *, loads: bool = True, saves: bool = True) -> EngineRequests:
+    return EngineRequests(cache, PAGE, loads=loads, saves=saves)
 
 
-def step(known: Requests, request: Asked, tokens: int) -> Plan:
+def step(known: EngineRequests, request: Asked, tokens: int) -> Plan:
     plan = known.plan({request.request_id: tokens}, lambda _: PAGES)
     request.num_computed_tokens += tokens
     return plan

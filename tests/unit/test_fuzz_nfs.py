@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvfs.errors import ConfigError
-from kvfs.nfs.export import Export, Server, networks, owner
+from kvfs.nfs.export import Export, NfsServer, networks, owner
 from tests.unit.fuzz import answers_in_time, fuzzed, spoiled
 
 FSID = UUID(int=7)
@@ -46,7 +46,7 @@ def test_paths(path: Path, v3: bool) -> None:  # noqa: FBT001 (drawn)
     """A mount point with any name stays between its quotes."""
     allow = networks("--allow", ["127.0.0.0/8"])
     plain = Export(Path("/mnt/kv"), FSID, allow)
-    server = Server("127.0.0.1", 2049, 20048 if v3 else 0, Path("/run/kvfs/x"))
+    server = NfsServer("127.0.0.1", 2049, 20048 if v3 else 0, Path("/run/kvfs/x"))
     try:
         export = Export(path, FSID, allow)
     except ConfigError:
@@ -71,7 +71,7 @@ def test_what_is_not_said_is_safe() -> None:
     options = export.line().partition("(")[2].split(",")
     assert "root_squash" in options
     assert not {"no_root_squash", "insecure"} & set(options)
-    told = export.ganesha(Server("127.0.0.1", 2049, 0, Path("/run/kvfs/x")))
+    told = export.ganesha(NfsServer("127.0.0.1", 2049, 0, Path("/run/kvfs/x")))
     assert "    Access_Type = None;" in told
     assert "PrivilegedPort = true;" in told
     assert set(re.findall(r"Squash = (\w+);", told)) == {"Root_Squash"}

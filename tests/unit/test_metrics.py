@@ -24,7 +24,7 @@ from kvfs.metrics.address import EXPECTED, Address
 from kvfs.metrics.families import METRICS, NAMESPACES_MOST, OTHERS
 from kvfs.tiers.bucket import COUNTERS as BUCKET_COUNTERS
 from kvfs.tiers.tier import PACKING_COUNTERS
-from kvfs.web.serving import CONNECTIONS, Server, Snapshot
+from kvfs.web.serving import CONNECTIONS, Snapshot, WebServer
 from tests.harness import PATIENCE, wait_for
 from tests.unit.test_page import HOSTILE, code, get, served
 
@@ -530,7 +530,7 @@ def test_metrics_have_the_manners_of_the_page(request_: bytes, wanted: int) -> N
 def test_who_connects_and_asks_nothing_makes_way_for_who_asks() -> None:
     """Any process of this machine reaches the port; a scraper must still get its answer."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = Server(listening, handler(Snapshot(lambda _: None), private=True))
+        server = WebServer(listening, handler(Snapshot(lambda _: None), private=True))
         serving = threading.Thread(target=server.serve_forever, args=(0.01,))
         before = threading.active_count()
         serving.start()

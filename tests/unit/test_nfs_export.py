@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvfs.errors import ConfigError, KvfsError
-from kvfs.nfs.export import Export, Server, networks
+from kvfs.nfs.export import Export, NfsServer, networks
 from kvfs.nfs.servers import KernelNfsServer
 
 PATH = Path("/mnt/kv")
@@ -16,7 +16,7 @@ FSID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
 def told(*allow: str) -> str:
     export = Export(PATH, FSID, networks("--allow", allow))
-    return export.ganesha(Server("127.0.0.1", 2049, 0, Path("/run/x")))
+    return export.ganesha(NfsServer("127.0.0.1", 2049, 0, Path("/run/x")))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_prefix_that_it_cannot_be_told_is_refused() -> None:
 
 
 def test_backslashes_of_escaped_names_are_escaped() -> None:
-    server = Server("127.0.0.1", 2049, 0, Path("/run/kvfs-nfs/a\\x2db"))
+    server = NfsServer("127.0.0.1", 2049, 0, Path("/run/kvfs-nfs/a\\x2db"))
     export = Export(PATH, FSID, networks("--allow", ["127.0.0.1"]))
     assert 'RecoveryRoot = "/run/kvfs-nfs/a\\\\x2db";' in export.ganesha(server)
     with pytest.raises(ConfigError, match="without quotes"):
@@ -54,7 +54,7 @@ def test_the_root_of_some_clients_stays_root() -> None:
     assert line.startswith('"/mnt/kv" 10.1.0.0/16(')
     assert "no_root_squash) 10.0.0.0/8(" in line
     assert line.endswith("root_squash,anonuid=65534,anongid=65534)\n")
-    text = export.ganesha(Server("127.0.0.1", 2049, 0, Path("/run/x")))
+    text = export.ganesha(NfsServer("127.0.0.1", 2049, 0, Path("/run/x")))
     assert text.index("Squash = No_Root_Squash") < text.index("Clients = 10.0.0.0/8;")
 
 

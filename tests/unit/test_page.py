@@ -29,7 +29,7 @@ from kvfs.web.page import (
     Sources,
     handler,
 )
-from kvfs.web.serving import Handler, Server
+from kvfs.web.serving import Handler, WebServer
 from tests.harness import PATIENCE
 from tests.unit.test_rates import namespace, status
 
@@ -68,7 +68,7 @@ def full_status(**counters: int) -> dict[str, Any]:
 def served(kind: type[Handler]) -> Iterator[Callable[..., bytes]]:
     """`ask(request)` gives all that is answered to these bytes."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = Server(listening, kind)
+    server = WebServer(listening, kind)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
 

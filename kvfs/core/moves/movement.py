@@ -19,7 +19,7 @@ class Movement(Protocol):
         """Work on sealed objects that no program writes. If it raises, it has changed nothing."""
 
 
-class Requests:
+class MovementQueue:
     """The movements that kvfs was asked for, in the order of the requests."""
 
     def __init__(self, wake: Callable[[], None]) -> None:

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
-from kvfs.core.moves.movement import Requests
+from kvfs.core.moves.movement import MovementQueue
 from kvfs.core.moves.transfers import Transfers
 from kvfs.core.moves.unpacking import Unpacking
 
@@ -25,7 +25,7 @@ class Promotion:
         self,
         transfers: Transfers,
         room: Room,
-        requests: Requests,
+        requests: MovementQueue,
         unpacking: Unpacking,
     ) -> None:
         self.ledger = transfers.ledger
