@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import torch
 
-from kvfs.client.storage import Storage, storage
+from kvfs.client.storage import BlockStorage, storage
 from kvfs.prefix import Fingerprint, block_keys
 
 TOKEN = "token"  # noqa: S105  # the axis that every block has
@@ -90,7 +90,7 @@ class Spec:
         return prod(self.shape) * self.torch_dtype.itemsize
 
     @cached_property
-    def stored(self) -> Storage:
+    def stored(self) -> BlockStorage:
         """Return the form in which a block's tensor is stored in its file."""
         return storage(self.storage, self.axes, self.torch_dtype)
 

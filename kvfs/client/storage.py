@@ -36,7 +36,7 @@ class UnstorableError(ValueError):
     """A number of the block would not come back as stored: inf, nan, or too large."""
 
 
-class Storage(ABC):
+class BlockStorage(ABC):
     """The storage of blocks of one shape and dtype. `name` is the fingerprint's word for it.
 
     - shape: lengths of the axes in their order.
@@ -118,7 +118,7 @@ class Storage(ABC):
             )
 
 
-class Raw(Storage):
+class Raw(BlockStorage):
     """Stores the numbers unchanged."""
 
     raw: ClassVar[bool] = True
@@ -140,7 +140,7 @@ class Raw(Storage):
             )
 
 
-class Fp8(Storage):
+class Fp8(BlockStorage):
     """Stores float8_e4m3fn, with one scale for all tokens and dims of each (kv, layer, head).
 
     A scale is a power of two, so that multiplying by it is exact. A decoded number differs by at
@@ -199,7 +199,7 @@ class Fp8(Storage):
             out[at].copy_(x.mul_(factors[at]))
 
 
-class Int4(Storage):
+class Int4(BlockStorage):
     """Stores four bits each, in groups of `group` along the last axis, with scale and minimum.
 
     A decoded number differs by at most half of its group's scale, (max - min) / 15, and the
@@ -263,7 +263,7 @@ class Int4(Storage):
             target.copy_(x.view(target.shape))
 
 
-def storage(name: str, axes: Mapping[str, int], dtype: torch.dtype) -> Storage:
+def storage(name: str, axes: Mapping[str, int], dtype: torch.dtype) -> BlockStorage:
     """Return the storage of this name.
 
     - name: "raw", "fp8", or "int4:G" with groups of G numbers.

@@ -32,7 +32,7 @@ from kvfs.core.objects.objects import Objects
 from kvfs.daemon import bucket
 from kvfs.daemon.events import Events
 from kvfs.daemon.exporter import Exporter
-from kvfs.daemon.storage import Storage
+from kvfs.daemon.storage import MountStorage
 from kvfs.errors import ConfigError
 from kvfs.fairness.fair_queue import Shares
 from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
@@ -80,7 +80,7 @@ class Mount:
             self.session_file = open_file(session_file, config.mountpoint)
         else:
             self.session_file = create_file(session_file, config.mountpoint)
-        self.storage = Storage(config, self.directory, self.bucket, takeover=self.takeover)
+        self.storage = MountStorage(config, self.directory, self.bucket, takeover=self.takeover)
         self.ledger = self.storage.open(self.backings.gone)
         self.exporters: list[Exporter] = []
         try:
@@ -384,7 +384,7 @@ class Mount:
     def close(self, *, ended: bool, patience: float | None = None) -> None:
         """Release everything. `ended`: the file system was unmounted.
 
-        patience: see `Storage.close`.
+        patience: see `MountStorage.close`.
         """
         self.events.close()
         self.ledger.namespaces.access_log.change(None, 0)

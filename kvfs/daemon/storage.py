@@ -33,7 +33,7 @@ LOCKS_PATIENCE = 1.0  # s that a takeover waits for the locks of the dead daemon
 Gone = Callable[[int, bytes, int], None]  # see `Ledger`
 
 
-class Storage:
+class MountStorage:
     """Tiers, catalog and session. `relied_on`: RAM must outlive this process, for a successor."""
 
     def __init__(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvfs.client import storage as module
-from kvfs.client.storage import DTYPES, Storage, UnstorableError, storage
+from kvfs.client.storage import DTYPES, BlockStorage, UnstorableError, storage
 from tests.unit import storage_reference as reference
 from tests.unit.fuzz import answers_in_time, fuzzed, spoiled
 
@@ -65,7 +65,7 @@ def random(axes: dict[str, int], dtype: torch.dtype, seed: int = 0) -> torch.Ten
     return torch.randn(*axes.values(), generator=made).to(dtype)
 
 
-def round_trip(made: Storage, block: torch.Tensor) -> torch.Tensor:
+def round_trip(made: BlockStorage, block: torch.Tensor) -> torch.Tensor:
     out = torch.full_like(block, math.nan)
     made.decode(made.encode(block), out)
     return out

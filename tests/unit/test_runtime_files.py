@@ -9,7 +9,7 @@ from kvfs.catalog import Catalog
 from kvfs.config import Config
 from kvfs.core.ledger.sessions import ram_epoch
 from kvfs.daemon import bucket
-from kvfs.daemon.storage import Storage
+from kvfs.daemon.storage import MountStorage
 from kvfs.errors import ConfigError
 from kvfs.fuse import session
 from kvfs.nfs.export import LOOPBACK, Export, networks
@@ -24,7 +24,7 @@ def test_a_takeover_does_not_guess_which_directory_was_served(tmp_path: Path, da
     directory = tmp_path / "runtime"
     directory.mkdir()
     DAMAGES[damage](directory / "nvme")
-    storage = Storage(config, directory, None, takeover=True)
+    storage = MountStorage(config, directory, None, takeover=True)
     with pytest.raises(ConfigError, match=f"{directory}/nvme .*: write there what {tmp_path}/nvme"):
         storage._open(lambda *_: None)
     assert not (tmp_path / "nvme").exists()
