@@ -40,7 +40,7 @@ _NEVER = {
 PAUSE = 0.002
 
 
-class _Question(NamedTuple):
+class _LeaseQuestion(NamedTuple):
     request: leasing.LeaseRequest
     answer: Callable[[Lent], None]
 
@@ -56,7 +56,7 @@ class _Done(NamedTuple):
 
 
 # The work of the thread. A queue closes, and is told when that is done. None: no user is left.
-_Work = SimpleQueue["_Question | _Done | _Ended | SimpleQueue[None] | None"]
+_Work = SimpleQueue["_LeaseQuestion | _Done | _Ended | SimpleQueue[None] | None"]
 
 
 class LeaseClient:
@@ -87,7 +87,7 @@ class LeaseClient:
                     target=_serve, args=(self._lender, self._work), name="kvfs-lease", daemon=True
                 ).start()
                 self._begun = True
-        self._work.put(_Question(request, answer))
+        self._work.put(_LeaseQuestion(request, answer))
 
     def done(self, lease: int, answer: Callable[[bool], None]) -> None:
         """Say that a made block is written; `answer` gets whether all done by then are sealed."""
@@ -130,7 +130,7 @@ def _serve(lender: "_Lender", work: _Work) -> None:
             lender.give_back(ended)
             ended = []
             continue
-        if isinstance(one, _Question):
+        if isinstance(one, _LeaseQuestion):
             found: Lent = []
             try:
                 found = lender.ask(one.request)

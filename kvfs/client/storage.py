@@ -1,6 +1,6 @@
 """Storage of a block's numbers in its file: unchanged, or in fewer bits.
 
-    storage(name, axes, dtype) -> Storage     name: "raw", "fp8" or "int4:G"
+    storage(name, axes, dtype) -> BlockStorage name: "raw", "fp8" or "int4:G"
     .stored_bytes                             exactly, of every block
 
     .encode(block, out=None) -> uint8 tensor [stored_bytes]

@@ -37,7 +37,7 @@ from kvfs.core.moves.breaker import CircuitBreaker
 from kvfs.core.moves.demotion import Demotion
 from kvfs.core.moves.movement import Movement, MovementQueue
 from kvfs.core.moves.promotion import Promotion
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.moves.trash import TrashBin
 from kvfs.core.moves.unpacking import Unpacking
 from kvfs.core.moves.verification import Verification
@@ -89,7 +89,7 @@ class Dispatcher:
         self.admission = Admission(0, spent=ledger.accounts.nvme_written())
         self.breaker = CircuitBreaker(ledger.tiers.nvme, ledger.counters)
         self.requests = MovementQueue(ledger.work.wake)
-        transfers = Transfers(ledger, movers, self.breaker)
+        transfers = TierTransfers(ledger, movers, self.breaker)
         self.write_back = WriteBack(transfers)
         self.demotion = Demotion(transfers, room, self.admission, self.write_back, self._jobs)
         self.unpacking = Unpacking(transfers, room, urgent or movers, self._jobs)

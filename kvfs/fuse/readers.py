@@ -25,7 +25,7 @@ TURN = 16  # requests, some 0.5 ms
 Worker = Callable[..., Coroutine[Any, Any, None]]
 
 
-class Turn:
+class ReaderTurn:
     """pyfuse3's lock: its holder waits for a request."""
 
     def __init__(self) -> None:
@@ -123,9 +123,9 @@ class Readers:
     def __init__(self, readable: Callable[[], bool]) -> None:
         self.lowlevel = self
         self._readable = readable
-        self._turn = Turn()
+        self._turn = ReaderTurn()
 
-    def Lock(self) -> Turn:  # noqa: N802 (trio's name)
+    def Lock(self) -> ReaderTurn:  # noqa: N802 (trio's name)
         return self._turn
 
     @asynccontextmanager

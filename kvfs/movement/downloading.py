@@ -27,7 +27,7 @@ from kvfs.movement.copying import Moved
 from kvfs.movement.files import complete, nameless, opened, part
 from kvfs.s3 import chunked
 from kvfs.s3.errors import ObjectChangedError
-from kvfs.s3.transfer import Transfers
+from kvfs.s3.transfer import StoreTransfers
 
 
 class Wanted(NamedTuple):
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
     touched_ns: int
 
 
-def download(transfers: Transfers, wanted: Wanted) -> Moved:
+def download(transfers: StoreTransfers, wanted: Wanted) -> Moved:
     """Fetch an object.
 
     If its ETag has changed, its metadata must say that it has the same bytes.
@@ -62,7 +62,7 @@ def download(transfers: Transfers, wanted: Wanted) -> Moved:
     return Moved(wanted.digest, blocks, spent)
 
 
-def _fetch(transfers: Transfers, wanted: Wanted, out: int) -> float:
+def _fetch(transfers: StoreTransfers, wanted: Wanted, out: int) -> float:
     """Fetch the bytes; return the processor time of decompressing, in seconds."""
     stored, _, size, digest, _ = wanted
     if stored.codec == "none":
@@ -122,7 +122,7 @@ def hear(pipe: int) -> list[Word]:
     return [Word(Say(say), number) for say, number in _WORD.iter_unpack(data)]
 
 
-def stream(transfers: Transfers, wanted: Wanted, ends: Ends) -> Moved:
+def stream(transfers: StoreTransfers, wanted: Wanted, ends: Ends) -> Moved:
     """Fetch an object that is stored uncompressed. Its ETag may change at any time."""
     stored, destination, size, digest, touched_ns = wanted
     with (

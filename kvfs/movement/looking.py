@@ -28,7 +28,7 @@ from kvfs.s3.errors import (
 )
 from kvfs.s3.facts import Facts
 from kvfs.s3.store import Head, ListingPage, is_listed
-from kvfs.s3.transfer import RANGE_TRIES, Transfers
+from kvfs.s3.transfer import RANGE_TRIES, StoreTransfers
 
 THREADS = 16  # requests at once: as many connections as the client keeps
 RECORD_MAX = 4096 * 3  # bytes of the longest path, each of them escaped
@@ -70,7 +70,7 @@ class LookupAnswer(NamedTuple):
     versions: tuple[str, ...] = ()
 
 
-def look(transfers: Transfers, asks: Sequence[Ask]) -> list[LookupAnswer | StoreError]:
+def look(transfers: StoreTransfers, asks: Sequence[Ask]) -> list[LookupAnswer | StoreError]:
     """Answer each question. A StoreError is the answer to a question that failed."""
     listed = transfers.store.list
     with ThreadPoolExecutor(min(THREADS, 3 * len(asks)), thread_name_prefix="look") as threads:
@@ -91,12 +91,12 @@ def look(transfers: Transfers, asks: Sequence[Ask]) -> list[LookupAnswer | Store
         return [_answer(*results) for results in begun]
 
 
-def page(transfers: Transfers, prefix: str, after: str, delimiter: str = "") -> ListingPage:
+def page(transfers: StoreTransfers, prefix: str, after: str, delimiter: str = "") -> ListingPage:
     """Return the next page of a listing. See `Store.list`."""
     return transfers.store.list(prefix, after=after, delimiter=delimiter)
 
 
-def records(transfers: Transfers, keys: Sequence[str]) -> list[bytes | StoreError]:
+def records(transfers: StoreTransfers, keys: Sequence[str]) -> list[bytes | StoreError]:
     """Return the contents of small objects."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="look") as threads:
         return list(threads.map(partial(_record, transfers), keys))
@@ -122,7 +122,7 @@ def _answer(
         return error
 
 
-def _head(transfers: Transfers, ask: Ask) -> LookupAnswer:
+def _head(transfers: StoreTransfers, ask: Ask) -> LookupAnswer:
     found = _seen(transfers, ask.key)
     if found is None and ask.sure and is_listed(transfers.store, ask.key):
         found = _seen(transfers, ask.key)  # it came in this very moment
@@ -131,7 +131,7 @@ def _head(transfers: Transfers, ask: Ask) -> LookupAnswer:
     return found or LookupAnswer()
 
 
-def _seen(transfers: Transfers, key: str) -> LookupAnswer | None:
+def _seen(transfers: StoreTransfers, key: str) -> LookupAnswer | None:
     try:
         head = transfers.store.head(key)
         facts = Facts.of_head(key, head)
@@ -144,14 +144,14 @@ def _seen(transfers: Transfers, key: str) -> LookupAnswer | None:
     return LookupAnswer(Seen(head.etag, facts))
 
 
-def _record(transfers: Transfers, key: str) -> bytes | StoreError:
+def _record(transfers: StoreTransfers, key: str) -> bytes | StoreError:
     try:
         return transfers.read(key, RECORD_MAX)
     except StoreError as error:
         return error
 
 
-def head(transfers: Transfers, key: str) -> Head | None:
+def head(transfers: StoreTransfers, key: str) -> Head | None:
     """The `Head` of a key; None if there is no object."""
     try:
         return transfers.store.head(key)
@@ -169,7 +169,7 @@ def is_same(head: Head, stored: Stored, size: int, digest: bytes) -> bool:
     return told == (size, digest, stored.size, stored.digest, stored.codec)
 
 
-def verify(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> str:
+def verify(transfers: StoreTransfers, stored: Stored, size: int, digest: bytes) -> str:
     """Read all of an object; return its difference from the stored one, "" for none."""
     store = transfers.store
     try:
@@ -186,7 +186,7 @@ def verify(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> st
     return ""
 
 
-def peek(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> bytes:
+def peek(transfers: StoreTransfers, stored: Stored, size: int, digest: bytes) -> bytes:
     """The header of an object of `size` bytes with this xxh3-128; b"" if no digest verifies it."""
     head, data = _peek(transfers, stored)
     where = f"{transfers.store.name}/{stored.key}"
@@ -200,7 +200,7 @@ def peek(transfers: Transfers, stored: Stored, size: int, digest: bytes) -> byte
     return data if wanted else b""
 
 
-def _peek(transfers: Transfers, stored: Stored) -> tuple[Head, bytes]:
+def _peek(transfers: StoreTransfers, stored: Stored) -> tuple[Head, bytes]:
     for _ in range(RANGE_TRIES - 1):
         try:
             return transfers.store.peek(stored.key, header.SIZE, etag=stored.etag)

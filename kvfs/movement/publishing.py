@@ -30,7 +30,7 @@ from kvfs.s3.errors import (
 )
 from kvfs.s3.facts import Facts
 from kvfs.s3.store import is_listed
-from kvfs.s3.transfer import ATTEMPT, Transfers
+from kvfs.s3.transfer import ATTEMPT, StoreTransfers
 
 
 class About(NamedTuple):
@@ -103,7 +103,7 @@ def facts(
     )
 
 
-def is_ours(transfers: Transfers, key: str, tokens: Sequence[str]) -> bool:
+def is_ours(transfers: StoreTransfers, key: str, tokens: Sequence[str]) -> bool:
     """Whether one of these attempts has made the present object."""
     try:
         return bool(tokens) and transfers.store.head(key).metadata.get(ATTEMPT, "") in tokens
@@ -111,14 +111,14 @@ def is_ours(transfers: Transfers, key: str, tokens: Sequence[str]) -> bool:
         return False
 
 
-def publish_name(transfers: Transfers, record: tuple[str, bytes] | None) -> None:
+def publish_name(transfers: StoreTransfers, record: tuple[str, bytes] | None) -> None:
     """Write the record of a name. Every writer writes the same: the key is the content's hash."""
     if record is not None:
         key, content = record
         transfers.store.put(key, content, {}, once=False)
 
 
-def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
+def same(transfers: StoreTransfers, key: str, digest: bytes, about: About) -> Stored:
     """The `Stored` of another node's object, if it is this very object, and readable here."""
     head, where = transfers.store.head(key), f"{transfers.store.name}/{key}"
     try:
@@ -141,7 +141,7 @@ def same(transfers: Transfers, key: str, digest: bytes, about: About) -> Stored:
 
 
 def as_it_is_now(
-    transfers: Transfers, stored: Stored, digest: bytes
+    transfers: StoreTransfers, stored: Stored, digest: bytes
 ) -> tuple[Stored, Chunks | None, bytes]:
     """A stored object with its present ETag, because another node may have changed its mode.
 
@@ -172,7 +172,7 @@ def as_it_is_now(
 
 
 @contextmanager
-def noted(transfers: Transfers, notes: str, key: str) -> Iterator[Callable[[str], None]]:
+def noted(transfers: StoreTransfers, notes: str, key: str) -> Iterator[Callable[[str], None]]:
     """A function to call with an upload's id before its first part. The end forgets the id."""
     path = _note_of(Path(notes), key)
     if path.exists():  # the last attempt was not aborted, and its note is about to go
@@ -192,7 +192,7 @@ def _note_of(notes: Path, key: str) -> Path:
     return notes / f"{xxh3_64_hexdigest(key.encode())}.json"
 
 
-def abort_noted(transfers: Transfers, path: Path) -> bool:
+def abort_noted(transfers: StoreTransfers, path: Path) -> bool:
     """Abort the upload of a note, and remove the note; tell whether it named an upload."""
     found = _noted_in(path)
     if found is not None:

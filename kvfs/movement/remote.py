@@ -20,7 +20,7 @@ from kvfs.errors import TierError
 from kvfs.movement import downloading, stores
 from kvfs.movement.movers import Moved, MoverPool, patience_for
 from kvfs.s3.place import BucketPlace
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from kvfs.tiers import Bucket
 
 P = ParamSpec("P")
@@ -71,7 +71,7 @@ class Remote:
         lane: Lane,
         size: int,
         destinations: Sequence[str],
-        do: Callable[Concatenate[Transfers, P], T],
+        do: Callable[Concatenate[StoreTransfers, P], T],
         *arguments: P.args,
         **options: P.kwargs,
     ) -> T:

@@ -23,17 +23,17 @@ from kvfs.s3.keys import Keys
 from kvfs.s3.marker import claim, look
 from kvfs.s3.place import BucketPlace
 from kvfs.s3.probe import probe
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 
 PROBE_TIMEOUT = 3.0  # s; a probe asks for little, and once
 CONNECT_TIMEOUT, READ_TIMEOUT, ATTEMPTS = 3.0, 15.0, 3
 
-_kept: dict[tuple[BucketPlace, Terms, bool], Transfers] = {}
-_free: dict[tuple[BucketPlace, Terms], list[Transfers]] = {}
+_kept: dict[tuple[BucketPlace, Terms, bool], StoreTransfers] = {}
+_free: dict[tuple[BucketPlace, Terms], list[StoreTransfers]] = {}
 
 
 class StoreCall(NamedTuple):
-    """A function to call with a `Transfers` and these arguments."""
+    """A function to call with a `StoreTransfers` and these arguments."""
 
     do: Callable[..., Any]
     arguments: tuple[object, ...]
@@ -49,7 +49,7 @@ def run_all(place: BucketPlace, terms: Terms, jobs: Sequence[StoreCall]) -> list
 
 def _run(place: BucketPlace, terms: Terms, job: StoreCall) -> Any:  # noqa: ANN401 (a job may return anything)
     free = _free.setdefault((place, terms), [])
-    mine = free.pop() if free else Transfers(transfers(place, terms).store, terms)
+    mine = free.pop() if free else StoreTransfers(transfers(place, terms).store, terms)
     try:
         return job.do(mine, *job.arguments, **job.options)
     except Exception as error:  # noqa: BLE001 (raised where the job is waited for)
@@ -75,7 +75,7 @@ def glance(place: BucketPlace, job: StoreCall) -> Any:  # noqa: ANN401 (a job ma
     return job.do(transfers(place, Terms(), probing=True), *job.arguments, **job.options)
 
 
-def transfers(place: BucketPlace, terms: Terms, *, probing: bool = False) -> Transfers:
+def transfers(place: BucketPlace, terms: Terms, *, probing: bool = False) -> StoreTransfers:
     """This process's client of a place. `probing`: one that does not wait long."""
     key = (place, terms, probing)
     if key not in _kept:
@@ -87,7 +87,7 @@ def transfers(place: BucketPlace, terms: Terms, *, probing: bool = False) -> Tra
             connect_timeout=PROBE_TIMEOUT if probing else CONNECT_TIMEOUT,
             read_timeout=PROBE_TIMEOUT if probing else READ_TIMEOUT,
         )
-        _kept[key] = Transfers(store, terms)
+        _kept[key] = StoreTransfers(store, terms)
     return _kept[key]
 
 

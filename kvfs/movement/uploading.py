@@ -21,11 +21,11 @@ from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
-from kvfs.s3.transfer import ATTEMPT, Transfers, expect_source
+from kvfs.s3.transfer import ATTEMPT, StoreTransfers, expect_source
 
 
 def upload(
-    transfers: Transfers,
+    transfers: StoreTransfers,
     source: str,
     touched_ns: int,
     about: About,
@@ -103,7 +103,7 @@ def upload(
 
 
 def remove(
-    transfers: Transfers, keys: Sequence[str], attempts: Mapping[str, tuple[str, ...]]
+    transfers: StoreTransfers, keys: Sequence[str], attempts: Mapping[str, tuple[str, ...]]
 ) -> dict[str, StoreError]:
     """Delete objects; return those that are still there, with the reason.
 
@@ -114,7 +114,7 @@ def remove(
     return transfers.store.delete_many(sure)
 
 
-def sweep(transfers: Transfers, notes: str) -> int:
+def sweep(transfers: StoreTransfers, notes: str) -> int:
     """Abort the interrupted uploads; return their number."""
     return sum(publishing.abort_noted(transfers, path) for path in Path(notes).glob("*.json"))
 
@@ -134,7 +134,7 @@ PART = 64 << 20  # bytes
 
 
 def copy(
-    transfers: Transfers, source: Stored, about: About, target: Target, notes: str
+    transfers: StoreTransfers, source: Stored, about: About, target: Target, notes: str
 ) -> Uploaded:
     """Give a stored object another name, or other metadata under its own.
 

@@ -4,7 +4,7 @@ Contract: `download` writes into an open file. It compares a chunk's bytes in th
 chunk's digest, then reports the chunk as there, and writes to those bytes no more. The next chunk
 is the one that a reader waits for, then those behind it, because files are read forward. `download`
 returns when all chunks are there and the whole has its digest. Calls block. Not for objects whose
-chunks have no digests: `Transfers.download`.
+chunks have no digests: `StoreTransfers.download`.
 """
 
 import logging
@@ -17,7 +17,7 @@ import xxhash
 
 from kvfs.s3.chunks import Chunks, pieces
 from kvfs.s3.errors import ObjectChangedError, WrongBytesError
-from kvfs.s3.transfer import Transfers
+from kvfs.s3.transfer import StoreTransfers
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,9 @@ class _Chunk:
 
 
 class _Download:
-    def __init__(self, transfers: Transfers, key: str, fd: int, size: int, chunks: Chunks) -> None:
+    def __init__(
+        self, transfers: StoreTransfers, key: str, fd: int, size: int, chunks: Chunks
+    ) -> None:
         self.transfers = transfers
         self.name = f"{transfers.store.name}/{key}"
         self.fd = fd
@@ -134,7 +136,7 @@ class _Download:
 
 
 def download(
-    transfers: Transfers,
+    transfers: StoreTransfers,
     key: str,
     fd: int,
     size: int,

@@ -18,7 +18,7 @@ from kvfs.s3.garbage import GARBAGE, GarbageVerdict, KeyKind, Own, Rules
 from kvfs.s3.keys import Keys, ObjectName, Space
 from kvfs.s3.nodes import Node, Nodes, key_of
 from kvfs.s3.store import Entry, pages
-from kvfs.s3.transfer import Transfers
+from kvfs.s3.transfer import StoreTransfers
 
 EXAMPLES = 20  # that a report has
 _NAME_MAX = 64 << 10  # bytes of a record of a name
@@ -86,7 +86,7 @@ class Collector:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: StoreTransfers,
         keys: Keys,
         own: Callable[[], Own],
         *,

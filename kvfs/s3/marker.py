@@ -12,7 +12,7 @@ from kvfs.errors import ConfigError
 from kvfs.s3.errors import NoObjectError, ObjectExistsError
 from kvfs.s3.facts import FORMAT
 from kvfs.s3.keys import Keys
-from kvfs.s3.transfer import Transfers
+from kvfs.s3.transfer import StoreTransfers
 
 _LIMIT = 4096  # bytes
 
@@ -24,7 +24,7 @@ class Marker(NamedTuple):
     owner: str
 
 
-def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker:
+def claim(transfers: StoreTransfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker:
     """As `look`, but describe the prefix if no object does."""
     found = look(transfers, keys, identity, exclusive=exclusive)
     if found is not None:
@@ -38,11 +38,11 @@ def claim(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -
     return fresh
 
 
-def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker | None:
+def look(transfers: StoreTransfers, keys: Keys, identity: str, *, exclusive: bool) -> Marker | None:
     """Return the description of the prefix, None if there is none. `identity` is this kvfs's.
 
     Raises ConfigError if the format is newer, if the prefix belongs to another kvfs, or if others
-    may use a prefix that is to be `exclusive`. Also raises the errors of `Transfers`.
+    may use a prefix that is to be `exclusive`. Also raises the errors of `StoreTransfers`.
     """
     _, where = _where(transfers, keys)
     found = read(transfers, keys)
@@ -60,13 +60,13 @@ def look(transfers: Transfers, keys: Keys, identity: str, *, exclusive: bool) ->
     return found
 
 
-def _where(transfers: Transfers, keys: Keys) -> tuple[str, str]:
+def _where(transfers: StoreTransfers, keys: Keys) -> tuple[str, str]:
     """The object's key, and its name for messages."""
     key = f"{keys.own}format.json"
     return key, f"{transfers.store.name}/{key}"
 
 
-def read(transfers: Transfers, keys: Keys) -> Marker | None:
+def read(transfers: StoreTransfers, keys: Keys) -> Marker | None:
     """Return the description of a prefix; None if there is none."""
     key, where = _where(transfers, keys)
     try:

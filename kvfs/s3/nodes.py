@@ -18,7 +18,7 @@ from kvfs.s3.errors import MetadataError, NoObjectError
 from kvfs.s3.facts import FORMAT
 from kvfs.s3.keys import Keys, Space
 from kvfs.s3.store import Entry, pages
-from kvfs.s3.transfer import Transfers
+from kvfs.s3.transfer import StoreTransfers
 
 LOOKED_FOR = 64  # namespaces that are checked for remaining objects at one time
 _LIMIT = 16 << 20  # bytes
@@ -74,11 +74,11 @@ def newest(spaces: Iterable[Space]) -> frozenset[Space]:
     return frozenset(Space(*item) for item in found.items())
 
 
-def publish(transfers: Transfers, keys: Keys, node: Node, *, keep: bool = False) -> Node:
+def publish(transfers: StoreTransfers, keys: Keys, node: Node, *, keep: bool = False) -> Node:
     """Write which namespaces a node has now; return the node as recorded.
 
     keep: the node still has all namespaces of its last record, too. Raises MetadataError if the
-    present record is not of this format, and the errors of `Transfers`.
+    present record is not of this format, and the errors of `StoreTransfers`.
     """
     key = key_of(keys, node.identity)
     try:
@@ -93,7 +93,7 @@ def publish(transfers: Transfers, keys: Keys, node: Node, *, keep: bool = False)
     return written
 
 
-def _left(transfers: Transfers, keys: Keys, had: frozenset[Space]) -> frozenset[Space]:
+def _left(transfers: StoreTransfers, keys: Keys, had: frozenset[Space]) -> frozenset[Space]:
     """Return the namespaces that may still have objects. Each call checks a few of them.
 
     An object whose name is too long for a key may be of any namespace.
@@ -104,7 +104,7 @@ def _left(transfers: Transfers, keys: Keys, had: frozenset[Space]) -> frozenset[
     return had - {space for space in looked_for if not _is_left(transfers, keys, space)}
 
 
-def _is_left(transfers: Transfers, keys: Keys, space: Space) -> bool:
+def _is_left(transfers: StoreTransfers, keys: Keys, space: Space) -> bool:
     """Whether the bucket has an object of this version or an older one."""
     page = transfers.store.list(keys.versions(space.namespace), delimiter="/")
     found = [keys.parse_folder(folder) for folder in page.folders]
@@ -115,13 +115,13 @@ def _is_left(transfers: Transfers, keys: Keys, space: Space) -> bool:
 class Nodes:
     """All nodes. Reads only records that changed. `unread`: why some records are unreadable."""
 
-    transfers: Transfers
+    transfers: StoreTransfers
     keys: Keys
     unread: dict[str, str] = field(default_factory=dict)  # by identity, or key
     _seen: dict[str, tuple[Entry, Node]] = field(default_factory=dict)
 
     def look(self) -> list[Node]:
-        """Return the present nodes. Raises the errors of `Transfers`."""
+        """Return the present nodes. Raises the errors of `StoreTransfers`."""
         self.unread.clear()
         found = {}
         listed = pages(self.transfers.store, self.keys.nodes)
@@ -143,7 +143,7 @@ class Nodes:
         return [node for _, node in found.values()]
 
 
-def _read(transfers: Transfers, keys: Keys, key: str, refreshed: float) -> Node:
+def _read(transfers: StoreTransfers, keys: Keys, key: str, refreshed: float) -> Node:
     where = f"{transfers.store.name}/{key}"
     cure = "read it with a newer kvfs, or delete that object if its node is gone for good"
     try:

@@ -3,8 +3,9 @@
 Contract: an object appears complete or not at all, and only if the sent bytes have the given
 digest. A downloaded file has the digest too. An upload in parts tells its id before the first part,
 so that another process can abort it after a crash. The bytes on their way take no more memory than
-`parallel` parts, or one object that goes up in a single request. Calls block, and one `Transfers`
-is for one thread at a time. Not for choosing objects to move, nor for the meaning of metadata.
+`parallel` parts, or one object that goes up in a single request. Calls block, and one
+`StoreTransfers` is for one thread at a time. Not for choosing objects to move, nor for the meaning
+of metadata.
 """
 
 import logging
@@ -60,7 +61,7 @@ class Terms:
     once_complete: bool = True
 
 
-class Transfers:
+class StoreTransfers:
     """Transfers to and from one store. Close it when done: it has threads."""
 
     def __init__(self, store: Store, terms: Terms) -> None:

@@ -18,7 +18,7 @@ from botocore.config import Config  # type: ignore[import-untyped]
 
 from kvfs.s3.boto import BotoStore
 from kvfs.s3.place import BucketPlace
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 
 CONNECTIONS = 64
 CONFIG = Config(
@@ -50,9 +50,9 @@ class Kvfs:
 
     def __init__(self, place: BucketPlace, terms: Terms, clients: int) -> None:
         self._store = BotoStore(place, connections=CONNECTIONS)
-        self._free: queue.SimpleQueue[Transfers] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[StoreTransfers] = queue.SimpleQueue()
         for _ in range(clients):
-            self._free.put(Transfers(self._store, terms))
+            self._free.put(StoreTransfers(self._store, terms))
         # The catalog's facts of an object: its digest, and its ETag if it is in the bucket.
         self._digests: dict[str, bytes] = {}
         self._objects: dict[str, tuple[int, str, bytes]] = {}

@@ -11,7 +11,7 @@ from kvfs.s3.errors import MetadataError, OutageError, StoreError
 from kvfs.s3.garbage import Own
 from kvfs.s3.keys import Keys, ObjectName, Space
 from kvfs.s3.nodes import Node, Nodes, key_of, publish
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 
@@ -27,8 +27,8 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def transfers(store: MemoryStore) -> Iterator[Transfers]:
-    found = Transfers(store, Terms())
+def transfers(store: MemoryStore) -> Iterator[StoreTransfers]:
+    found = StoreTransfers(store, Terms())
     yield found
     found.close()
 
@@ -39,24 +39,28 @@ def spaces(*texts: str) -> frozenset[Space]:
 
 
 def node(
-    transfers: Transfers, identity: str, *has: str, had: tuple[str, ...] = (), age: float = HOUR
+    transfers: StoreTransfers,
+    identity: str,
+    *has: str,
+    had: tuple[str, ...] = (),
+    age: float = HOUR,
 ) -> None:
     publish(transfers, KEYS, Node(identity, "host", "/kv", spaces(*has), spaces(*had)))
     older(transfers, key_of(KEYS, identity), age)
 
 
-def older(transfers: Transfers, key: str, age: float) -> None:
+def older(transfers: StoreTransfers, key: str, age: float) -> None:
     assert isinstance(transfers.store, MemoryStore)
     transfers.store.objects[key].modified = time.time() - age
 
 
-def put(transfers: Transfers, *keys: str, age: float = 2 * DAY) -> None:
+def put(transfers: StoreTransfers, *keys: str, age: float = 2 * DAY) -> None:
     for key in keys:
         transfers.store.put(f"p/{key}", b"bytes", {}, once=False)
         older(transfers, f"p/{key}", age)
 
 
-def put_long(transfers: Transfers, space: str, age: float = 2 * DAY) -> str:
+def put_long(transfers: StoreTransfers, space: str, age: float = 2 * DAY) -> str:
     """Put an object whose key is a hash; return the key below the prefix."""
     (found,) = spaces(space)
     name = ObjectName(*found, LONG)
@@ -70,7 +74,7 @@ def put_long(transfers: Transfers, space: str, age: float = 2 * DAY) -> str:
 
 
 def collector(
-    transfers: Transfers,
+    transfers: StoreTransfers,
     own: Own | Callable[[], Own] = Own(),  # noqa: B008 (it is frozen)
     *,
     older_than: float = DAY,
@@ -93,7 +97,9 @@ def left(store: MemoryStore) -> set[str]:
     return {key.removeprefix("p/") for key in store.objects if not key.startswith(KEYS.nodes)}
 
 
-def test_keys_of_what_no_node_has_are_garbage(transfers: Transfers, store: MemoryStore) -> None:
+def test_keys_of_what_no_node_has_are_garbage(
+    transfers: StoreTransfers, store: MemoryStore
+) -> None:
     node(transfers, A, "x@3", had=("x@2", "gone@1"))
     node(transfers, B, "x@2", "y@1")
     live = ["@0/file", "x@2/a", "x@3/a", "x@9/newer", "y@1/b"]
@@ -111,7 +117,7 @@ def test_keys_of_what_no_node_has_are_garbage(transfers: Transfers, store: Memor
 
 
 def test_what_kvfs_did_not_name_is_told_of_and_never_touched(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, "x@2", had=("x@1",))
     strange = ["x@1/%41", "x@01/a", "@5/a", "README", ".kvfs/new", "%/abc", ".kvfs/names/abc"]
@@ -125,7 +131,7 @@ def test_what_kvfs_did_not_name_is_told_of_and_never_touched(
 
 
 def test_what_was_written_lately_stays_with_all_of_its_namespace(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, had=("x@1", "y@1"))
     put(transfers, "x@1/old", "y@1/old")
@@ -138,7 +144,7 @@ def test_what_was_written_lately_stays_with_all_of_its_namespace(
 def test_the_clock_is_the_stores(store: MemoryStore) -> None:
     """The store's clock is a day behind; by the local clock all objects would be old enough."""
     behind = FaultyStore(store, skew=-DAY)
-    transfers = Transfers(behind, Terms())
+    transfers = StoreTransfers(behind, Terms())
     publish(transfers, KEYS, Node(A, "host", "/kv", frozenset(), spaces("x@1")))
     store.put("p/x@1/a", b"", {}, once=True)
     report = collect(collector(transfers, older_than=HOUR))
@@ -148,7 +154,7 @@ def test_the_clock_is_the_stores(store: MemoryStore) -> None:
 
 
 def test_names_go_with_their_objects_and_not_before(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, "x@2", had=("x@1",))
     live, dead = put_long(transfers, "x@2"), put_long(transfers, "x@1")
@@ -163,7 +169,9 @@ def test_names_go_with_their_objects_and_not_before(
     assert report.deleted.objects == 3
 
 
-def test_left_overs_of_kvfs_itself_are_garbage(transfers: Transfers, store: MemoryStore) -> None:
+def test_left_overs_of_kvfs_itself_are_garbage(
+    transfers: StoreTransfers, store: MemoryStore
+) -> None:
     node(transfers, A)
     put(transfers, ".kvfs/probe/old", ".kvfs/format.json", "@0/a")
     put(transfers, ".kvfs/probe/new", age=HOUR)
@@ -172,7 +180,7 @@ def test_left_overs_of_kvfs_itself_are_garbage(transfers: Transfers, store: Memo
 
 
 def test_what_was_put_aside_goes_if_no_catalog_means_it(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     put(transfers, ".kvfs/aside/mine", ".kvfs/aside/lost")
     node(transfers, A, age=30 * DAY)  # its own record says nothing: its catalog is asked
@@ -185,7 +193,9 @@ def test_what_was_put_aside_goes_if_no_catalog_means_it(
     assert left(store) == {".kvfs/aside/mine"}
 
 
-def test_uploads_that_were_cut_short_are_aborted(transfers: Transfers, store: MemoryStore) -> None:
+def test_uploads_that_were_cut_short_are_aborted(
+    transfers: StoreTransfers, store: MemoryStore
+) -> None:
     node(transfers, A)
     ids = [store.begin(f"p/{key}", {}) for key in ("@0/a", "@0/b", "@0/c", "foreign")]
     for upload_id in ids[:2] + ids[3:]:
@@ -198,7 +208,7 @@ def test_uploads_that_were_cut_short_are_aborted(transfers: Transfers, store: Me
 
 
 def test_keys_that_this_catalog_means_under_other_names_stay(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, "y@1", had=("x@1",))
     put(transfers, "x@1/renamed", "x@1/a")
@@ -208,7 +218,7 @@ def test_keys_that_this_catalog_means_under_other_names_stay(
 
 
 def test_namespaces_of_a_stale_node_count_until_it_is_forgotten(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A)
     node(transfers, B, "x@1", age=31 * DAY)
@@ -223,7 +233,7 @@ def test_namespaces_of_a_stale_node_count_until_it_is_forgotten(
 
 
 def test_the_record_of_who_is_forgotten_stays_while_it_explains_something(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A)
     node(transfers, B, "x@1", "y@1", age=31 * DAY)
@@ -238,7 +248,7 @@ def test_the_record_of_who_is_forgotten_stays_while_it_explains_something(
     ("forget", "reason"),
     [("cccc", "has no record; there are"), (A, "is this one"), (B, "was refreshed .* s ago")],
 )
-def test_who_cannot_be_forgotten(transfers: Transfers, forget: str, reason: str) -> None:
+def test_who_cannot_be_forgotten(transfers: StoreTransfers, forget: str, reason: str) -> None:
     node(transfers, A)
     node(transfers, B, age=29 * DAY)
     with pytest.raises(ConfigError, match=reason):
@@ -249,7 +259,7 @@ def test_who_cannot_be_forgotten(transfers: Transfers, forget: str, reason: str)
 
 
 def test_nothing_is_deleted_that_no_record_explains(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     """A node with an older kvfs has no record: its objects look like garbage."""
     node(transfers, A, "x@2", had=("y@1",))
@@ -263,7 +273,7 @@ def test_nothing_is_deleted_that_no_record_explains(
     assert left(store) == set()
 
 
-def test_nothing_is_deleted_without_a_record(transfers: Transfers) -> None:
+def test_nothing_is_deleted_without_a_record(transfers: StoreTransfers) -> None:
     put(transfers, ".kvfs/probe/a")
     with pytest.raises(ConfigError, match="no node has a record"):
         collect(collector(transfers), all_recorded=True)
@@ -283,7 +293,7 @@ def test_nothing_is_deleted_without_a_record(transfers: Transfers) -> None:
     ],
 )
 def test_a_record_that_cannot_be_read_stops_all_deletion(
-    transfers: Transfers, store: MemoryStore, content: bytes, reason: str
+    transfers: StoreTransfers, store: MemoryStore, content: bytes, reason: str
 ) -> None:
     node(transfers, A, had=("x@1",))
     store.put(key_of(KEYS, B), content, {}, once=True)
@@ -302,7 +312,7 @@ def test_a_record_that_cannot_be_read_stops_all_deletion(
 
 
 def test_a_namespace_that_comes_back_meanwhile_is_not_touched(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, had=("x@1", "y@1"))
     put(transfers, "x@1/a", "y@1/a")
@@ -314,7 +324,7 @@ def test_a_namespace_that_comes_back_meanwhile_is_not_touched(
 
 
 def test_this_mount_is_asked_again_before_anything_goes(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, had=("x@1",))
     put(transfers, "x@1/a")
@@ -324,7 +334,9 @@ def test_this_mount_is_asked_again_before_anything_goes(
     assert left(store) == {"x@1/a"}
 
 
-def test_what_is_written_meanwhile_is_not_touched(transfers: Transfers, store: MemoryStore) -> None:
+def test_what_is_written_meanwhile_is_not_touched(
+    transfers: StoreTransfers, store: MemoryStore
+) -> None:
     node(transfers, A, had=("x@1", "y@1"))
     put(transfers, "x@1/a", "x@1/b", "y@1/a", "y@1/b")
     found = collector(transfers)
@@ -336,7 +348,7 @@ def test_what_is_written_meanwhile_is_not_touched(transfers: Transfers, store: M
 
 
 def test_a_namespace_that_is_dropped_meanwhile_waits_for_the_next_look(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, "x@1", had=("y@1",))
     put(transfers, "x@1/a", "y@1/a")
@@ -351,7 +363,9 @@ def test_a_namespace_that_is_dropped_meanwhile_waits_for_the_next_look(
     assert left(store) == set()
 
 
-def test_two_collections_at_once_delete_the_same(transfers: Transfers, store: MemoryStore) -> None:
+def test_two_collections_at_once_delete_the_same(
+    transfers: StoreTransfers, store: MemoryStore
+) -> None:
     node(transfers, A, "x@2", had=("x@1",))
     put(transfers, "x@2/a", "x@1/a", "x@1/b")
     first, second = collector(transfers), collector(transfers)
@@ -362,7 +376,7 @@ def test_two_collections_at_once_delete_the_same(transfers: Transfers, store: Me
 
 
 def test_a_record_that_becomes_unreadable_meanwhile_ends_it(
-    transfers: Transfers, store: MemoryStore
+    transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, had=("x@1",))
     put(transfers, "x@1/a")
@@ -381,11 +395,11 @@ def test_what_the_store_does_not_delete_is_told_of(store: MemoryStore) -> None:
             refused: dict[str, StoreError] = {k: OutageError(k) for k in keys if k.endswith("b")}
             return done | refused
 
-    plain = Transfers(store, Terms())
+    plain = StoreTransfers(store, Terms())
     node(plain, A, age=0)
     node(plain, B, "x@1", age=31 * DAY)
     put(plain, "x@1/a", "x@1/b")
-    transfers = Transfers(Refusing(store), Terms())
+    transfers = StoreTransfers(Refusing(store), Terms())
     report = collect(collector(transfers, forget=(B,)))
     assert (report.failures, report.failed, report.deleted.objects) == (1, ["p/x@1/b"], 1)
     assert key_of(KEYS, B) in store.objects, "the next look has to know whose that is"
@@ -396,7 +410,7 @@ def test_what_the_store_does_not_delete_is_told_of(store: MemoryStore) -> None:
 # Records
 
 
-def test_a_record_remembers_what_was_there(transfers: Transfers) -> None:
+def test_a_record_remembers_what_was_there(transfers: StoreTransfers) -> None:
     for key in ("p/x@1/a", "p/y@1/a"):
         transfers.store.put(key, b"", {}, once=False)
     for has in (("x@1", "y@1", "z@1"), ("x@2", "z@1"), ("x@3",)):
@@ -422,8 +436,8 @@ def test_a_record_remembers_what_was_there(transfers: Transfers) -> None:
 
 def test_records_are_read_again_when_they_were_written_again(store: MemoryStore) -> None:
     seen = FaultyStore(store)
-    transfers = Transfers(seen, Terms())
-    plain = Transfers(store, Terms())
+    transfers = StoreTransfers(seen, Terms())
+    plain = StoreTransfers(store, Terms())
     node(plain, A, "x@1")
     node(plain, B, "x@1")
     nodes = Nodes(transfers, KEYS)
@@ -436,7 +450,7 @@ def test_records_are_read_again_when_they_were_written_again(store: MemoryStore)
     transfers.close()
 
 
-def test_names_that_are_no_text_have_records(transfers: Transfers) -> None:
+def test_names_that_are_no_text_have_records(transfers: StoreTransfers) -> None:
     space = Space(b"\xff@\n", 1)
     publish(transfers, KEYS, Node(A, "h", "/mnt/\udcff", frozenset({space})))
     (found,) = Nodes(transfers, KEYS).look()
@@ -444,7 +458,9 @@ def test_names_that_are_no_text_have_records(transfers: Transfers) -> None:
 
 
 def test_an_outage_ends_it(store: MemoryStore) -> None:
-    transfers = Transfers(FaultyStore(store, Fault("uploads", error=OutageError("away"))), Terms())
+    transfers = StoreTransfers(
+        FaultyStore(store, Fault("uploads", error=OutageError("away"))), Terms()
+    )
     with pytest.raises(OutageError):
         collector(transfers).look()
     transfers.close()

@@ -11,7 +11,7 @@ from kvfs.s3.errors import OutageError, RefusedError, StoreError, StoreFullError
 from kvfs.s3.keys import Keys
 from kvfs.s3.marker import Marker, claim
 from kvfs.s3.probe import probe
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from scripts.s3_server import Server
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
@@ -111,20 +111,20 @@ def test_nobody_listens(s3: Server, bucket: str) -> None:
 
 
 @pytest.fixture
-def transfers() -> Iterator[Transfers]:
-    found = Transfers(MemoryStore(), TERMS)
+def transfers() -> Iterator[StoreTransfers]:
+    found = StoreTransfers(MemoryStore(), TERMS)
     yield found
     found.close()
 
 
-def test_a_prefix_is_claimed_once(transfers: Transfers) -> None:
+def test_a_prefix_is_claimed_once(transfers: StoreTransfers) -> None:
     assert claim(transfers, KEYS, "me", exclusive=False) == Marker(1, "")
     assert claim(transfers, KEYS, "you", exclusive=False) == Marker(1, "")
     with pytest.raises(ConfigError, match="shared with other nodes"):
         claim(transfers, KEYS, "me", exclusive=True)
 
 
-def test_a_prefix_that_one_kvfs_has_to_itself(transfers: Transfers) -> None:
+def test_a_prefix_that_one_kvfs_has_to_itself(transfers: StoreTransfers) -> None:
     assert claim(transfers, KEYS, "me", exclusive=True) == Marker(1, "me")
     assert claim(transfers, KEYS, "me", exclusive=False) == Marker(1, "me")
     with pytest.raises(ConfigError, match="belongs to kvfs me alone, this one is you"):
@@ -137,13 +137,13 @@ def test_of_two_that_claim_at_once_both_see_the_same() -> None:
 
     def overtake(verb: str) -> None:
         if verb == "put" and not store.objects:
-            claim(Transfers(store, TERMS), KEYS, "first", exclusive=True)
+            claim(StoreTransfers(store, TERMS), KEYS, "first", exclusive=True)
 
     with pytest.raises(ConfigError, match="belongs to kvfs first"):
-        claim(Transfers(FaultyStore(store, pause=overtake), TERMS), KEYS, "me", exclusive=True)
+        claim(StoreTransfers(FaultyStore(store, pause=overtake), TERMS), KEYS, "me", exclusive=True)
 
 
-def test_a_newer_format_is_refused(transfers: Transfers) -> None:
+def test_a_newer_format_is_refused(transfers: StoreTransfers) -> None:
     transfers.put("kv/.kvfs/format.json", b'{"format": 2, "owner": ""}', {}, once=True)
     with pytest.raises(ConfigError, match="format 2, this kvfs knows 1; mount it with a newer"):
         claim(transfers, KEYS, "me", exclusive=False)
@@ -156,7 +156,7 @@ def test_a_newer_format_is_refused(transfers: Transfers) -> None:
         *(b'{"format": 1, "owner": 7}', b'{"format": true, "owner": ""}', b'{"format": 0}'),
     ],
 )
-def test_a_marker_that_kvfs_did_not_write(transfers: Transfers, text: bytes) -> None:
+def test_a_marker_that_kvfs_did_not_write(transfers: StoreTransfers, text: bytes) -> None:
     transfers.put("kv/.kvfs/format.json", text, {}, once=True)
     with pytest.raises(ConfigError, match="not what kvfs writes there"):
         claim(transfers, KEYS, "me", exclusive=False)

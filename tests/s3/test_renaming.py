@@ -14,7 +14,7 @@ from kvfs.s3.chunks import LEAST, Chunks
 from kvfs.s3.errors import NoObjectError, ObjectChangedError, ObjectExistsError
 from kvfs.s3.facts import Facts
 from kvfs.s3.store import Store
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.memory import MemoryStore
 from tests.unit.world import digest
 
@@ -33,12 +33,12 @@ def store(request: pytest.FixtureRequest) -> Store:
 @pytest.fixture(params=["whole", "parts"])
 def transfers(
     request: pytest.FixtureRequest, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> Transfers:
+) -> StoreTransfers:
     if request.param == "parts":
         monkeypatch.setattr(uploading, "WHOLE", MIB)
         monkeypatch.setattr(uploading, "PART", 5 * MIB)
     once = isinstance(store, MemoryStore)  # Ceph does not look when parts become an object
-    return Transfers(store, Terms(once_complete=once))
+    return StoreTransfers(store, Terms(once_complete=once))
 
 
 def chunks_of(content: bytes) -> Chunks:
@@ -53,13 +53,13 @@ def put(store: Store, key: str = "a", content: bytes = CONTENT) -> Stored:
     return stored._replace(etag=store.put(key, content, metadata, once=True))
 
 
-def read(transfers: Transfers, folder: Path, stored: Stored) -> bytes:
+def read(transfers: StoreTransfers, folder: Path, stored: Stored) -> bytes:
     download(transfers, Wanted(stored, str(folder / "back"), len(CONTENT), ABOUT.digest, 0))
     return (folder / "back").read_bytes()
 
 
 @pytest.mark.parametrize("key", ["a", "b%20"])
-def test_bytes_stay_and_facts_change(transfers: Transfers, tmp_path: Path, key: str) -> None:
+def test_bytes_stay_and_facts_change(transfers: StoreTransfers, tmp_path: Path, key: str) -> None:
     source = put(transfers.store)
     about = ABOUT._replace(mode=0o600, mtime_ns=7, told="0600 1 2 7")
     target = Target(key, None, once=key != "a", token="t")  # noqa: S106 (no password)
@@ -74,7 +74,7 @@ def test_bytes_stay_and_facts_change(transfers: Transfers, tmp_path: Path, key: 
     assert read(transfers, tmp_path, done.stored) == CONTENT
 
 
-def test_what_has_the_name_stays(transfers: Transfers, tmp_path: Path) -> None:
+def test_what_has_the_name_stays(transfers: StoreTransfers, tmp_path: Path) -> None:
     source, other = put(transfers.store), put(transfers.store, "b", b"others")
     with pytest.raises(ObjectExistsError):
         uploading.copy(transfers, source, ABOUT, Target("b", None, once=True), str(tmp_path))
@@ -85,7 +85,9 @@ def test_what_has_the_name_stays(transfers: Transfers, tmp_path: Path) -> None:
     assert not list(transfers.store.uploads(""))
 
 
-def test_what_is_another_one_by_now_is_not_copied(transfers: Transfers, tmp_path: Path) -> None:
+def test_what_is_another_one_by_now_is_not_copied(
+    transfers: StoreTransfers, tmp_path: Path
+) -> None:
     source = put(transfers.store)
     transfers.store.put("a", b"others", {}, once=False)
     target = Target("b", None, once=True)

@@ -9,7 +9,7 @@ import xxhash
 from kvfs.s3.boto import BotoStore
 from kvfs.s3.errors import NoObjectError, OutageError
 from kvfs.s3.store import PART_MIN
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from scripts.s3_server import Server
 from tests.s3.faulty import FaultyStore
 
@@ -33,14 +33,14 @@ def test_the_server_is_killed_during_an_upload(s3: Server, bucket: str, verb: st
     fd = os.memfd_create("object")
     os.pwrite(fd, DATA, 0)
 
-    def upload(transfers: Transfers) -> str:
+    def upload(transfers: StoreTransfers) -> str:
         return transfers.upload(
             "key", fd, len(DATA), {}, digest=DIGEST, once=True, begun=begun.append
         )
 
     try:
         with pytest.raises(OutageError):
-            upload(Transfers(one, TERMS))
+            upload(StoreTransfers(one, TERMS))
     finally:
         s3.start()
     assert patient.head("acknowledged").size == 5
@@ -50,7 +50,7 @@ def test_the_server_is_killed_during_an_upload(s3: Server, bucket: str, verb: st
     [left] = patient.uploads("")
     assert left.upload_id == begun[0]
     patient.abort(left.key, left.upload_id)
-    transfers = Transfers(patient, TERMS)
+    transfers = StoreTransfers(patient, TERMS)
     etag = upload(transfers)
     os.ftruncate(fd, 0)
     transfers.download("key", fd, len(DATA), etag=etag, digest=DIGEST)

@@ -22,7 +22,7 @@ from kvfs.s3.errors import (
     WrongBytesError,
 )
 from kvfs.s3.store import PART_MIN, Store
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.faulty import Fault, FaultyStore, slow
 from tests.s3.memory import MemoryStore
 
@@ -39,7 +39,7 @@ class Side:
 
     def __init__(self, store: Store, terms: Terms = TERMS) -> None:
         self.store = store
-        self.transfers = Transfers(store, terms)
+        self.transfers = StoreTransfers(store, terms)
         self.begun: list[str] = []
 
     def upload(self, data: bytes, *, digest: bytes = b"", size: int = -1, once: bool = True) -> str:
@@ -164,7 +164,7 @@ def test_the_id_of_an_upload_is_told_before_its_first_part() -> None:
 
 def test_no_part_is_sent_if_the_id_is_not_kept() -> None:
     store = FaultyStore(MemoryStore())
-    transfers = Transfers(store, TERMS)
+    transfers = StoreTransfers(store, TERMS)
 
     def fail(_: str) -> None:
         raise OSError("disk full")

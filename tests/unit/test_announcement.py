@@ -12,7 +12,7 @@ from kvfs.core.bucket.node import NodeRecord
 from kvfs.s3.errors import OutageError
 from kvfs.s3.keys import Keys, Space
 from kvfs.s3.nodes import Node, Nodes
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_spill import A
@@ -46,7 +46,7 @@ def node_record(made: World) -> NodeRecord:
 
 
 def record(store: MemoryStore) -> Node:
-    transfers = Transfers(store, Terms())
+    transfers = StoreTransfers(store, Terms())
     (found,) = Nodes(transfers, Keys("p/")).look()
     transfers.close()
     return found

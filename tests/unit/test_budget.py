@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.bucket.download.budget import Budget, Turn
+from kvfs.core.bucket.download.budget import Budget, FetchTurn
 
 MOST, SLOTS = 100, 4
 
@@ -24,11 +24,11 @@ class _Crowd:
 
     def __init__(self) -> None:
         self.budget = Budget(MOST, SLOTS)
-        self.waiting: list[Turn] = []
-        self.running: list[Turn] = []
+        self.waiting: list[FetchTurn] = []
+        self.running: list[FetchTurn] = []
 
     def come(self, cost: int, *, urgent: bool) -> None:
-        turn = Turn(cost, urgent)
+        turn = FetchTurn(cost, urgent)
         self.waiting.append(turn)
         self.budget.ask(turn)
         self.look()

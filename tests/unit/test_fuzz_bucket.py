@@ -14,7 +14,7 @@ from kvfs.s3.facts import Facts
 from kvfs.s3.keys import Keys, ObjectName, Space
 from kvfs.s3.nodes import Node, Nodes
 from kvfs.s3.store import Head
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.memory import MemoryStore
 from tests.unit.fuzz import answers_in_time, fuzzed, spoiled, spoiled_bytes
 
@@ -71,7 +71,7 @@ def test_metadata_of_others(metadata: dict[str, str]) -> None:
 def test_what_a_prefix_says_it_is(content: bytes) -> None:
     store = MemoryStore()
     store.put(f"{KEYS.own}format.json", content, {}, once=False)
-    with closing(Transfers(store, Terms())) as transfers:
+    with closing(StoreTransfers(store, Terms())) as transfers:
         try:
             marker.look(transfers, KEYS, "me", exclusive=False)
         except (ConfigError, StoreError):  # the latter for what is too long to be one
@@ -96,7 +96,7 @@ def test_what_nodes_say_of_themselves(content: bytes, identity: str) -> None:
         once=False,
     )
     store.put(nodes.key_of(KEYS, identity), content, {}, once=False)
-    with closing(Transfers(store, Terms())) as transfers:
+    with closing(StoreTransfers(store, Terms())) as transfers:
         found = Nodes(transfers, KEYS)
         assert "good" in {node.identity for node in found.look()} | set(found.unread)
         if identity != "good":

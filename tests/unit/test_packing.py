@@ -21,7 +21,7 @@ from kvfs.movement.publishing import About, Target
 from kvfs.movement.uploading import upload
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
 from kvfs.s3.facts import Facts
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_hydration import spilled
@@ -49,8 +49,8 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def transfers(store: MemoryStore) -> Iterator[Transfers]:
-    made = Transfers(store, Terms(single=MIB, part=5 * MIB))
+def transfers(store: MemoryStore) -> Iterator[StoreTransfers]:
+    made = StoreTransfers(store, Terms(single=MIB, part=5 * MIB))
     yield made
     made.close()
 
@@ -60,7 +60,7 @@ def about(content: bytes, known: bytes = b"") -> About:
 
 
 def there(
-    transfers: Transfers,
+    transfers: StoreTransfers,
     folder: Path,
     content: bytes,
     *,
@@ -81,7 +81,7 @@ def there(
     return done.stored, done.packing
 
 
-def back(transfers: Transfers, folder: Path, stored: Stored, content: bytes) -> bytes:
+def back(transfers: StoreTransfers, folder: Path, stored: Stored, content: bytes) -> bytes:
     """It comes down, or raises and leaves nothing."""
     path = folder / "back"
     path.unlink(missing_ok=True)
@@ -112,7 +112,7 @@ def test_any_bytes_of_any_element_size_come_back(
     dice = random.Random(seed)
     piece = bytes(dice.randrange(alphabet) for _ in range(min(size, 4099)))
     content = (piece * (size // max(1, len(piece)) + 1))[:size]
-    transfers = Transfers(MemoryStore(), Terms(single=MIB, part=5 * MIB))
+    transfers = StoreTransfers(MemoryStore(), Terms(single=MIB, part=5 * MIB))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "sampled", lambda *_: element)
         patch.setattr(files, "PAYS", 0.0)
@@ -127,7 +127,7 @@ def test_any_bytes_of_any_element_size_come_back(
 
 @pytest.mark.parametrize("seed", [SEED + number for number in range(40)])
 def test_damaged_bytes_are_never_given_out(
-    tmp_path: Path, store: MemoryStore, transfers: Transfers, seed: int
+    tmp_path: Path, store: MemoryStore, transfers: StoreTransfers, seed: int
 ) -> None:
     """This covers damage that the digest shows, and damage with a digest of its own."""
     dice = random.Random(seed)
@@ -159,7 +159,7 @@ def test_damaged_bytes_are_never_given_out(
 
 
 def test_what_does_not_pay_goes_up_as_it_is(
-    tmp_path: Path, store: MemoryStore, transfers: Transfers
+    tmp_path: Path, store: MemoryStore, transfers: StoreTransfers
 ) -> None:
     stored, result = there(transfers, tmp_path, NOISE)
     assert (stored.codec, stored.size, store.objects["k"].data) == ("none", len(NOISE), NOISE)
@@ -169,7 +169,7 @@ def test_what_does_not_pay_goes_up_as_it_is(
 
 
 def test_what_pays_in_the_sample_only_goes_up_as_it_is(
-    tmp_path: Path, transfers: Transfers
+    tmp_path: Path, transfers: StoreTransfers
 ) -> None:
     size, pieces = 8 * MIB, 16
     piece = files.SAMPLE // pieces
@@ -187,7 +187,7 @@ def test_what_pays_in_the_sample_only_goes_up_as_it_is(
 
 
 def test_what_is_large_is_packed_on_the_disk(
-    tmp_path: Path, transfers: Transfers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, transfers: StoreTransfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "MEMORY", 1000)
     stored, result = there(transfers, tmp_path, KV)
@@ -201,7 +201,7 @@ def test_what_is_large_is_packed_on_the_disk(
 
 
 def test_what_cannot_be_compressed_goes_up_as_it_is(
-    tmp_path: Path, transfers: Transfers, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, transfers: StoreTransfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "MEMORY", 1000)
     stored, result = there(transfers, tmp_path, KV, scratch=str(tmp_path / "not there"))
@@ -211,14 +211,14 @@ def test_what_cannot_be_compressed_goes_up_as_it_is(
 
 
 def test_a_rotten_file_is_not_compressed_into_a_good_object(
-    tmp_path: Path, store: MemoryStore, transfers: Transfers
+    tmp_path: Path, store: MemoryStore, transfers: StoreTransfers
 ) -> None:
     with pytest.raises(SourceError):
         there(transfers, tmp_path, KV, known=digest(b"what was sealed"))
     assert not store.objects
 
 
-def test_in_parts(tmp_path: Path, transfers: Transfers, store: MemoryStore) -> None:
+def test_in_parts(tmp_path: Path, transfers: StoreTransfers, store: MemoryStore) -> None:
     content = numbers(6 * MIB)
     stored, _ = there(transfers, tmp_path, content)
     assert stored.size > MIB
@@ -231,7 +231,7 @@ def test_in_parts(tmp_path: Path, transfers: Transfers, store: MemoryStore) -> N
 @pytest.mark.parametrize("theirs", ["", None])
 @pytest.mark.parametrize("ours", ["", None])
 def test_the_same_object_of_another_node_is_the_same_whatever_its_codec(
-    tmp_path: Path, transfers: Transfers, theirs: str | None, ours: str | None
+    tmp_path: Path, transfers: StoreTransfers, theirs: str | None, ours: str | None
 ) -> None:
     first, _ = there(transfers, tmp_path, KV, scratch=theirs)
     second, _ = there(transfers, tmp_path, KV, scratch=ours)
@@ -242,7 +242,7 @@ def test_the_same_object_of_another_node_is_the_same_whatever_its_codec(
 
 
 def test_a_codec_that_is_not_known_here_is_another_object(
-    tmp_path: Path, transfers: Transfers, store: MemoryStore
+    tmp_path: Path, transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     stored, _ = there(transfers, tmp_path, KV)
     facts = Facts.of_head("k", store.head("k"))

@@ -22,7 +22,7 @@ from kvfs.movement.remote import Lane, Remote
 from kvfs.s3 import chunked
 from kvfs.s3.chunks import LEAST, MOST, NAME, Chunks, chunk_size, weigh
 from kvfs.s3.errors import MetadataError, ObjectChangedError, OutageError, WrongBytesError
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_spill import again, counters, faults
@@ -90,7 +90,7 @@ class Coming:
         self.memory = MemoryStore()
         self.etag = self.memory.put("k", CONTENT, {}, once=False)
         self.store = FaultyStore(self.memory, *faulty)
-        self.transfers = Transfers(self.store, Terms(part=part, parallel=parallel))
+        self.transfers = StoreTransfers(self.store, Terms(part=part, parallel=parallel))
         self.path = tmp / "f"
         self.path.write_bytes(CONTENT)
         with self.path.open("rb") as file:
@@ -211,13 +211,13 @@ class Threaded(InlineRemote):
         lane: Lane,
         size: int,
         destinations: Sequence[str],
-        do: Callable[Concatenate[Transfers, P], T],
+        do: Callable[Concatenate[StoreTransfers, P], T],
         *arguments: P.args,
         **options: P.kwargs,
     ) -> T:
         if do.__name__ != "stream":
             return await super().call(lane, size, destinations, do, *arguments, **options)
-        transfers = Transfers(self.store, self.bucket.terms or Terms())
+        transfers = StoreTransfers(self.store, self.bucket.terms or Terms())
         try:
             return await trio.to_thread.run_sync(lambda: do(transfers, *arguments, **options))
         finally:

@@ -39,7 +39,7 @@ from kvfs.movement.movers import Moved, MoverPool, Repacked, SourceChangedError
 from kvfs.movement.remote import Lane, Remote
 from kvfs.s3.place import BucketPlace
 from kvfs.s3.store import Store
-from kvfs.s3.transfer import Terms, Transfers
+from kvfs.s3.transfer import StoreTransfers, Terms
 from kvfs.settings import Settings
 from kvfs.tiers import Bucket, NvmeTier, RamTier, Tier, calls
 
@@ -166,13 +166,13 @@ class InlineRemote(Remote):
         lane: Lane,
         size: int,
         destinations: Sequence[str],
-        do: Callable[Concatenate[Transfers, P], T],
+        do: Callable[Concatenate[StoreTransfers, P], T],
         *arguments: P.args,
         **options: P.kwargs,
     ) -> T:
         del lane, size, destinations
         await self.before()
-        transfers = Transfers(self.store, self.bucket.terms or Terms())
+        transfers = StoreTransfers(self.store, self.bucket.terms or Terms())
         try:
             done = do(transfers, *arguments, **options)
         finally:

@@ -21,7 +21,7 @@ from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
 from kvfs.core.jobs.job import Reasons
 from kvfs.core.jobs.tree_jobs import Deferred
-from kvfs.core.moves.transfers import PERIOD, Transfers
+from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import SourceChangedError
 from kvfs.tiers import Tier
@@ -34,7 +34,7 @@ class Evict:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         room: Room,
         jobs: set[int],
         *,

@@ -1,10 +1,10 @@
 """The scrubber: it reads every sealed copy that has a digest, once a period, to find silent rot.
 
 Contract: a pass goes through the catalog by inode number and spreads its reads over `period`
-seconds. A mover reads the bytes; the loop never does. `Transfers.still_current` says afterwards
-whether a copy still counts, and `Transfers.rotten` gets each wrong one. A pass pauses while a local
-tier is not healthy. A pass continues after a restart: facts of the catalog have its position. These
-facts are written along with other changes, and get a commit of their own every NOTE_PERIOD.
+seconds. A mover reads the bytes; the loop never does. `TierTransfers.still_current` says afterwards
+whether a copy still counts, and `TierTransfers.rotten` gets each wrong one. A pass pauses while a
+local tier is not healthy. A pass continues after a restart: facts of the catalog have its position.
+These facts are written along with other changes, and get a commit of their own every NOTE_PERIOD.
 
 Processor time is bounded: SHARE of a core for a period of a week or more. A shorter period gets a
 share that is larger by the same factor, SHARE_MOST at most. A pass that has too much to read for
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import trio
 
 from kvfs.catalog import Inode, PackedCopy
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import verifying
 from kvfs.movement.movers import MoverPool, patience_for
@@ -118,7 +118,7 @@ class Scrub:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         movers: MoverPool,
         period: int,
         *,

@@ -19,7 +19,7 @@ from kvfs.core.bucket.download.hydration import Hydration
 from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.capacity.room import Room
 from kvfs.core.jobs.job import Job, Jobs, Reasons, below
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.moves.unpacking import Unpacking
 from kvfs.errors import KvfsError, NoSpaceError
 from kvfs.movement.movers import SourceChangedError
@@ -88,7 +88,7 @@ class Warm(Jobs[_Order]):
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         room: Room,
         hydration: Hydration | None,
         unpacking: Unpacking,

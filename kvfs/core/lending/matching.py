@@ -46,10 +46,10 @@ class Matching:
     async def answer(self, ino: int, request: MatchRequest) -> MatchAnswer:
         """The cached part of the requested prefix, in the namespace of this directory."""
         space, blocks = of_blocks(self.namespaces, ino)
-        return await _Question(self, space, blocks, request).answer()
+        return await _MatchQuestion(self, space, blocks, request).answer()
 
 
-class _Question:
+class _MatchQuestion:
     def __init__(
         self, matching_: Matching, space: Namespace, blocks: Blocks, request: MatchRequest
     ) -> None:

@@ -19,7 +19,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
 from kvfs.core.capacity.victims import Twins
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.moves.write_back import WriteBack, demotable
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.order import key_of
@@ -40,7 +40,7 @@ class Demotion:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         room: Room,
         admission: Admission,
         write_back: WriteBack,

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
 from kvfs.core.moves.movement import MovementQueue
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.moves.unpacking import Unpacking
 
 OPENS_REMEMBERED = 65536  # inodes whose opens are counted
@@ -23,7 +23,7 @@ class Promotion:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         room: Room,
         requests: MovementQueue,
         unpacking: Unpacking,

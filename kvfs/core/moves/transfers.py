@@ -37,7 +37,7 @@ PERIOD = 0.002  # s between two checks of a state that signals no change
 PACKED_LEAST = 1 << 20  # bytes: a smaller file opens sooner than a mover could decompress it
 
 
-class Transfers:
+class TierTransfers:
     """The copies between tiers; `in_flight` counts those under way, by namespace.
 
     `sending` and `unpacking` have the inodes that are being uploaded or unpacked. Of all jobs, only

@@ -23,7 +23,7 @@ from kvfs.compression.container import DamagedError
 from kvfs.core.capacity.room import Room
 from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.core.moves.transfers import PERIOD, Transfers
+from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError
 from kvfs.movement.movers import (
     MoverFailedError,
@@ -40,7 +40,9 @@ log = logging.getLogger(__name__)
 class Unpacking:
     """Unpacks objects for opens, with `movers`. `jobs` are inodes that movers work on."""
 
-    def __init__(self, transfers: Transfers, room: Room, movers: MoverPool, jobs: set[int]) -> None:
+    def __init__(
+        self, transfers: TierTransfers, room: Room, movers: MoverPool, jobs: set[int]
+    ) -> None:
         self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.room = room

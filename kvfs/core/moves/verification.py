@@ -13,7 +13,7 @@ from functools import partial
 from kvfs import failpoints
 from kvfs.catalog import Inode
 from kvfs.core.moves.movement import MovementQueue
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.namespaces.order import key_of
 from kvfs.fairness.admission import Admission
 from kvfs.movement.movers import LostError, SourceChangedError
@@ -27,7 +27,9 @@ class Verification:
 
     name = "settle"
 
-    def __init__(self, transfers: Transfers, admission: Admission, requests: MovementQueue) -> None:
+    def __init__(
+        self, transfers: TierTransfers, admission: Admission, requests: MovementQueue
+    ) -> None:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.movers = transfers.movers

@@ -13,7 +13,7 @@ from itertools import chain
 import trio
 
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.namespaces.namespace import Namespace
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ GIVE_UP = 8  # failures in a row that end a write-back
 class WriteBack:
     """While it is `wanted`, everything that only RAM holds is demoted."""
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, transfers: TierTransfers) -> None:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.breaker = transfers.breaker

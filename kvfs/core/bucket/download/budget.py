@@ -16,7 +16,7 @@ AHEAD = 2  # fetches ahead have one part of this many
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class FetchTurn:
     """The turn of one fetch of `cost` bytes; `urgent` if an open waits for it."""
 
     cost: int
@@ -33,19 +33,19 @@ class Budget:
         self.slots = slots
         self.bytes = self.count = 0
         self.ahead_bytes = self.ahead_count = 0
-        self._opens: deque[Turn] = deque()
-        self._ahead: deque[Turn] = deque()
+        self._opens: deque[FetchTurn] = deque()
+        self._ahead: deque[FetchTurn] = deque()
 
     @property
     def waiting(self) -> int:
         return len(self._opens) + len(self._ahead)
 
-    def ask(self, turn: Turn) -> None:
+    def ask(self, turn: FetchTurn) -> None:
         """Ask for a turn; `turn.come` is set when it begins. Call `leave` in any case."""
         self._queue(turn).append(turn)
         self._admit()
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: FetchTurn) -> None:
         """End a turn: the fetch is over, or is not needed any more."""
         if turn.come.is_set():
             self.bytes -= turn.counted
@@ -56,7 +56,7 @@ class Budget:
             self._queue(turn).remove(turn)
         self._admit()
 
-    def hurry(self, turn: Turn) -> None:
+    def hurry(self, turn: FetchTurn) -> None:
         """Make a turn urgent: an open has come to wait for its fetch."""
         if turn.urgent:
             return
@@ -68,11 +68,11 @@ class Budget:
         turn.urgent = True
         self._admit()
 
-    def _less_ahead(self, turn: Turn) -> None:
+    def _less_ahead(self, turn: FetchTurn) -> None:
         self.ahead_bytes -= turn.counted
         self.ahead_count -= 1
 
-    def _queue(self, turn: Turn) -> deque[Turn]:
+    def _queue(self, turn: FetchTurn) -> deque[FetchTurn]:
         return self._opens if turn.urgent else self._ahead
 
     def _admit(self) -> None:
@@ -81,10 +81,10 @@ class Budget:
         while not self._opens and self._ahead and self._fits(self._ahead[0]):
             self._begin(self._ahead.popleft())
 
-    def _counts(self, turn: Turn) -> int:
+    def _counts(self, turn: FetchTurn) -> int:
         return min(turn.cost, self.most if turn.urgent else self.most // AHEAD)
 
-    def _fits(self, turn: Turn) -> bool:
+    def _fits(self, turn: FetchTurn) -> bool:
         size = self._counts(turn)
         if self.count >= self.slots or self.bytes + size > self.most:
             return False
@@ -93,7 +93,7 @@ class Budget:
             and self.ahead_bytes + size <= self.most // AHEAD
         )
 
-    def _begin(self, turn: Turn) -> None:
+    def _begin(self, turn: FetchTurn) -> None:
         turn.counted = self._counts(turn)
         self.bytes += turn.counted
         self.count += 1

@@ -27,13 +27,13 @@ from kvfs import failpoints
 from kvfs.catalog import Inode, Stored
 from kvfs.compression.container import DamagedError
 from kvfs.core.bucket.download import streaming
-from kvfs.core.bucket.download.budget import Turn
+from kvfs.core.bucket.download.budget import FetchTurn
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.room import Room
 from kvfs.core.flights import Flight
 from kvfs.core.ledger.stream import Stream
-from kvfs.core.moves.transfers import PERIOD, Transfers
+from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement import downloading
 from kvfs.movement.downloading import Wanted
@@ -96,7 +96,7 @@ class Fetch(Flight):
         super().__init__()
         self.inode = inode
         self.began = trio.current_time()
-        self.turn = Turn(cost, urgent=request is None)
+        self.turn = FetchTurn(cost, urgent=request is None)
         self.request = request
         self.ready = trio.Event()
         self.streamed = streamed
@@ -124,7 +124,7 @@ class Downloads:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         room: Room,
         remote: Remote,
         jobs: set[int],
@@ -262,7 +262,7 @@ class Downloads:
             self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
 
     def _fit(self, ino: int, version: int) -> Inode | None:
-        """As `Transfers.still_current`, but a reader of an unlinked object reads it to the end."""
+        """As `TierTransfers.still_current`; a reader of an unlinked object reads it to the end."""
         held = self.ledger.table.open.get(ino)
         if held is not None and held.coming and held.inode.version == version:
             return None if held.writers or held.lost else held.inode

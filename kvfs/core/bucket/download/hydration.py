@@ -33,7 +33,7 @@ from kvfs.core.capacity.room import Room
 from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.stream import Stream
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.errors import KvfsError, NotFoundError, TierError
 from kvfs.movement import looking
 from kvfs.movement.remote import Remote
@@ -64,7 +64,7 @@ class Hydration:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         room: Room,
         remote: Remote,
         jobs: set[int],

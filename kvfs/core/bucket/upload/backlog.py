@@ -14,7 +14,7 @@ import logging
 import trio
 
 from kvfs.core.ledger.dirty import CAUGHT_UP, TOLD_APART
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ PAUSE = 1.0  # s until the next check for room, if no event comes before
 class Backlog:
     """The backlog of all namespaces."""
 
-    def __init__(self, transfers: Transfers) -> None:
+    def __init__(self, transfers: TierTransfers) -> None:
         self.transfers = transfers
         self.ledger = transfers.ledger
         self.dirty = self.ledger.dirty

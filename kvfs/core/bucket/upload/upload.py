@@ -20,7 +20,7 @@ from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.movement import uploading
 from kvfs.movement.files import SourceChangedError
 from kvfs.movement.publishing import About, Target, Uploaded
@@ -52,7 +52,7 @@ class Uploads:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         quota: Quota,
         remote: Remote,
         backoff: Backoff,

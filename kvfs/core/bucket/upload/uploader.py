@@ -26,7 +26,7 @@ from kvfs.core.bucket.upload.deletion import Deletion
 from kvfs.core.bucket.upload.upload import AGAIN, BUSY, Later, Uploads
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.core.moves.transfers import Transfers
+from kvfs.core.moves.transfers import TierTransfers
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement import uploading
 from kvfs.movement.files import SourceChangedError
@@ -45,7 +45,7 @@ class Uploader:
 
     def __init__(
         self,
-        transfers: Transfers,
+        transfers: TierTransfers,
         quota: Quota,
         remote: Remote,
         jobs: set[int],
