@@ -36,12 +36,12 @@ from kvfs.tiers import Bucket, NvmeTier, RamTier
 WORKERS = 4  # at most; more readers of whole files gain little on one device
 TELL_PERIOD = 0.2  # s
 
-Tell = Callable[[dict[str, Any]], None]
+TellAnswer = Callable[[dict[str, Any]], None]
 
 
 def run(
     directory: Path,
-    tell: Tell,
+    tell: TellAnswer,
     *,
     repair: bool,
     hashes: bool,
@@ -101,7 +101,7 @@ def _no_bucket(nvme: NvmeTier) -> ConfigError:
 async def _run(
     nvme: NvmeTier,
     catalog: Catalog,
-    tell: Tell,
+    tell: TellAnswer,
     bucket: Bucket | None,
     *,
     repair: bool,

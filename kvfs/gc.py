@@ -21,7 +21,7 @@ from kvfs.errors import ConfigError
 from kvfs.fsck import held, place_of
 from kvfs.movement import publishing, stores
 from kvfs.s3 import marker
-from kvfs.s3.collection import Collector, Report, Tally, Tell
+from kvfs.s3.collection import Collector, Report, Tally, TellProgress
 from kvfs.s3.errors import NoBucketError, OutageError
 from kvfs.s3.garbage import Own
 from kvfs.s3.keys import Keys, Space
@@ -29,13 +29,13 @@ from kvfs.s3.place import BucketPlace
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import NvmeTier
 
-Look = Callable[[], Own]
+FactsOfNode = Callable[[], Own]
 
 
 def run(
     target: Path | None,
     options: str,
-    tell: Tell,
+    tell: TellProgress,
     *,
     mounted: bool,
     older_than: float,
@@ -84,7 +84,7 @@ def run(
 @contextmanager
 def _node(
     target: Path | None, options: str, *, mounted: bool
-) -> Iterator[tuple[BucketPlace, Look]]:
+) -> Iterator[tuple[BucketPlace, FactsOfNode]]:
     """Give the place of the bucket, and a function that looks at this node's objects there."""
     if target is None:
         place = bucket_place(options)
@@ -105,7 +105,7 @@ def _node(
             yield _of_catalog(nvme, catalog, options)
 
 
-def _of_mount(mountpoint: Path) -> tuple[BucketPlace, Look]:
+def _of_mount(mountpoint: Path) -> tuple[BucketPlace, FactsOfNode]:
     first = request(mountpoint, "bucket_claims", after=0)
     strays, more = set(first["strays"]), first
     while after := more["after"]:
@@ -122,7 +122,7 @@ def _of_mount(mountpoint: Path) -> tuple[BucketPlace, Look]:
     return BucketPlace(**first["place"]), look
 
 
-def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[BucketPlace, Look]:
+def _of_catalog(nvme: NvmeTier, catalog: Catalog, options: str) -> tuple[BucketPlace, FactsOfNode]:
     """Read everything now: the directory is locked, so nothing changes."""
     place = place_of(nvme, catalog, options)
     has = spaces(Namespaces(catalog))

@@ -14,10 +14,10 @@ from kvfs.client.spec import Spec
 from kvfs.prefix import check_key
 
 _DEVICES = {"cpu", "cuda"}
-Blocks = torch.Tensor | Sequence[torch.Tensor]
+BlockTensors = torch.Tensor | Sequence[torch.Tensor]
 
 
-def blocks_of(given: Blocks, spec: Spec, what: str) -> list[torch.Tensor]:
+def blocks_of(given: BlockTensors, spec: Spec, what: str) -> list[torch.Tensor]:
     """Return one tensor for each block of `[n, *spec.shape]`, or of a list of `spec.shape`."""
     if isinstance(given, torch.Tensor):
         _check_stack(given, spec, what)
@@ -56,7 +56,7 @@ def _check_block(block: object, spec: Spec, what: str) -> None:
         raise ValueError(f"{what}: expected a dense tensor on cpu or cuda, got {got}")
 
 
-def targets_of(given: Blocks, spec: Spec, device: torch.device | None) -> Blocks:
+def targets_of(given: BlockTensors, spec: Spec, device: torch.device | None) -> BlockTensors:
     """Return the tensors to load blocks into, on `device` if given; contiguous ones there."""
     if isinstance(given, torch.Tensor) and given.is_contiguous():
         _check_stack(given, spec, "out")

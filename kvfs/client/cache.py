@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from kvfs.client import arguments, files, memory
-from kvfs.client.arguments import Blocks
+from kvfs.client.arguments import BlockTensors
 from kvfs.client.leased import LeasedReader, LeasedWriter
 from kvfs.client.leases import LeaseClient
 from kvfs.client.match import Bisection, MatchResult, Question, TierBytes
@@ -27,7 +27,7 @@ from kvfs.client.threads import Threads, awaited
 from kvfs.client.transfer import Cuda, Done, Host, Transfer
 
 Mode = Literal["copy", "mmap"]
-Device = torch.device | str | None
+DeviceLike = torch.device | str | None
 _PIN = "user.kvfs.pin"  # of a file: SEMANTICS.md
 
 
@@ -47,7 +47,7 @@ class Loaded(NamedTuple):
     """The loaded blocks and their tensors. The rest of `tensors` beyond `blocks` is undefined."""
 
     blocks: int
-    tensors: Blocks
+    tensors: BlockTensors
 
 
 class PrefixCache:
@@ -124,9 +124,9 @@ class PrefixCache:
     def load(
         self,
         tokens: Sequence[int],
-        out: Blocks | None = None,
+        out: BlockTensors | None = None,
         mode: Mode = "copy",
-        device: Device = None,
+        device: DeviceLike = None,
         blocks: int | None = None,
     ) -> Loaded:
         """Return the longest cached prefix as tensors of `spec.shape`.
@@ -146,9 +146,9 @@ class PrefixCache:
         self,
         parent: bytes,
         keys: Sequence[bytes],
-        out: Blocks | None = None,
+        out: BlockTensors | None = None,
         mode: Mode = "copy",
-        device: Device = None,
+        device: DeviceLike = None,
         blocks: int | None = None,
     ) -> Loaded:
         """Load blocks that follow the block, or root, `parent`, as `load` does."""
@@ -158,9 +158,9 @@ class PrefixCache:
     def submit_load(
         self,
         tokens: Sequence[int],
-        out: Blocks | None = None,
+        out: BlockTensors | None = None,
         mode: Mode = "copy",
-        device: Device = None,
+        device: DeviceLike = None,
         blocks: int | None = None,
     ) -> Future[Loaded]:
         """Run `load` on a thread of the cache, which uses `out` until it ends.
@@ -173,9 +173,9 @@ class PrefixCache:
     async def aload(
         self,
         tokens: Sequence[int],
-        out: Blocks | None = None,
+        out: BlockTensors | None = None,
         mode: Mode = "copy",
-        device: Device = None,
+        device: DeviceLike = None,
         blocks: int | None = None,
     ) -> Loaded:
         """Run `load` beside the loop; a cancelled task waits until the load leaves `out` alone."""
@@ -183,7 +183,7 @@ class PrefixCache:
 
     # Saving
 
-    def save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
+    def save(self, tokens: Sequence[int], blocks: BlockTensors, start: int = 0) -> int:
         """Save blocks from block `start` of the prompt on; cached blocks are not touched.
 
         blocks: `[n, *spec.shape]` or a list of n tensors, on the CPU or a CUDA device. Returns the
@@ -194,7 +194,7 @@ class PrefixCache:
         """
         return self._threads.call(self._save(*self._tail(tokens, blocks, start)))
 
-    def save_keys(self, parent: bytes, keys: Sequence[bytes], tensors: Blocks) -> int:
+    def save_keys(self, parent: bytes, keys: Sequence[bytes], tensors: BlockTensors) -> int:
         """Save blocks that follow the block, or root, `parent`.
 
         Returns the number of them, from the first, that are cached now: none if the parent is not.
@@ -205,11 +205,13 @@ class PrefixCache:
             raise ValueError(f"tensors: expected {len(chain)}, one for each key, got {len(given)}")
         return self._threads.call(self._save(parent, chain, given))
 
-    def submit_save(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> Future[int]:
+    def submit_save(
+        self, tokens: Sequence[int], blocks: BlockTensors, start: int = 0
+    ) -> Future[int]:
         """Run `save` on a thread of the cache. Raises for wrong arguments; `blocks` must stay."""
         return self._threads.submit(self._save(*self._tail(tokens, blocks, start)))
 
-    async def asave(self, tokens: Sequence[int], blocks: Blocks, start: int = 0) -> int:
+    async def asave(self, tokens: Sequence[int], blocks: BlockTensors, start: int = 0) -> int:
         """Run `save` beside the loop; a cancelled task waits until it leaves `blocks` alone."""
         return await awaited(self.submit_save(tokens, blocks, start))
 
@@ -289,9 +291,9 @@ class PrefixCache:
         self,
         parent: bytes,
         keys: list[bytes],
-        out: Blocks | None,
+        out: BlockTensors | None,
         mode: str,
-        device: Device,
+        device: DeviceLike,
         blocks: int | None,
     ) -> Callable[[], Loaded]:
         """Check all arguments and return the function that loads."""
@@ -348,7 +350,7 @@ class PrefixCache:
         parent: bytes,
         keys: list[bytes],
         shard: str,
-        targets: Blocks,
+        targets: BlockTensors,
         transfer: Transfer | None,
         after: Done,
     ) -> int:
@@ -370,7 +372,7 @@ class PrefixCache:
             self._bisection.missed(keys[count])
 
     def _tail(
-        self, tokens: Sequence[int], blocks: Blocks, start: int
+        self, tokens: Sequence[int], blocks: BlockTensors, start: int
     ) -> tuple[bytes, list[bytes], list[torch.Tensor]]:
         """Return the root, the keys up to the last given block, and these blocks."""
         keys = self.spec.keys(tokens)

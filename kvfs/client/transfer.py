@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 import torch
 
 from kvfs.client import files, memory
-from kvfs.client.arguments import Blocks
+from kvfs.client.arguments import BlockTensors
 from kvfs.client.leased import LeasedReader
 from kvfs.client.spec import Spec
 from kvfs.client.stats import Stats
@@ -137,7 +137,7 @@ class Transfer:
         """Note the caller's stream, which must be current; `load` or `content` take the result."""
         return self._device.begin()
 
-    def load(self, chain: LeasedReader, targets: Blocks, after: Done) -> int:
+    def load(self, chain: LeasedReader, targets: BlockTensors, after: Done) -> int:
         """Return the number of blocks in `targets`, which are on the device."""
         after()
         if self.way is not None or len(chain) < MEASURED_FROM:
@@ -159,7 +159,7 @@ class Transfer:
             )
         return count
 
-    def _load(self, way: Way, chain: LeasedReader, targets: Blocks) -> int:
+    def _load(self, way: Way, chain: LeasedReader, targets: BlockTensors) -> int:
         ends: list[Done] = []
 
         def read(at: int, fd: int) -> None:

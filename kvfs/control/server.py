@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 LINE_MAX = 64 << 10  # bytes of a request
 
-Handler = Callable[..., Awaitable[dict[str, Any]]]
+VerbHandler = Callable[..., Awaitable[dict[str, Any]]]
 
 
 async def serve(
     path: Path,
-    handlers: Mapping[str, Handler],
+    handlers: Mapping[str, VerbHandler],
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Answer until cancelled; the task counts as started when the first client may come.
@@ -55,7 +55,7 @@ def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-async def _converse(handlers: Mapping[str, Handler], stream: trio.SocketStream) -> None:
+async def _converse(handlers: Mapping[str, VerbHandler], stream: trio.SocketStream) -> None:
     try:
         with trio.move_on_after(PATIENCE):
             answer = await _answer(stream.socket, await _line(stream), handlers)
@@ -77,7 +77,7 @@ async def _line(stream: trio.SocketStream) -> bytes:
 
 
 async def _answer(
-    connection: peer.Connected, line: bytes, handlers: Mapping[str, Handler]
+    connection: peer.Connected, line: bytes, handlers: Mapping[str, VerbHandler]
 ) -> dict[str, Any]:
     try:
         verb, arguments, again = peer.asked(connection, line, handlers)

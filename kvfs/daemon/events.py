@@ -23,7 +23,7 @@ from typing import Any
 import trio
 
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.tiers.calls import Health, State
+from kvfs.tiers.calls import Health, HealthState
 
 MOST = 1000
 TEXT_MOST = 500
@@ -68,7 +68,7 @@ class Events(logging.Handler):
         for health in healths:
             health.told = partial(self._state, health)
 
-    def _state(self, health: Health, before: State) -> None:
+    def _state(self, health: Health, before: HealthState) -> None:
         self.add("tier", name=health.name, before=before, now=health.state, why=health.why)
 
     async def sum_up(self, ledger: Ledger, errors: Counter[tuple[str, str]]) -> None:

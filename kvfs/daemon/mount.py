@@ -35,7 +35,7 @@ from kvfs.daemon.exporter import Exporter
 from kvfs.daemon.storage import MountStorage
 from kvfs.errors import ConfigError
 from kvfs.fairness.fair_queue import Shares
-from kvfs.fuse.passthrough import SLOTS, State  # the C part first, then pyfuse3
+from kvfs.fuse.passthrough import SLOTS, SlotState  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.live import LiveConfig
 from kvfs.movement.movers import MoverPool
@@ -51,8 +51,8 @@ END_NOW = 3.0  # s, after which the keeper kills a daemon that is to end now
 SYNC_NOW = 2.0  # s of them for syncing NVMe
 SEAL = 0.5  # s for sealing files that were mapped until the end
 
-Handlers = Callable[["Mount"], Mapping[str, server.Handler]]
-Contents = Callable[["Mount"], virtual_files.Contents]
+HandlersOf = Callable[["Mount"], Mapping[str, server.VerbHandler]]
+ContentsOf = Callable[["Mount"], virtual_files.Contents]
 
 
 class Mount:
@@ -116,7 +116,7 @@ class Mount:
         self.storage.relied_on = True
         self.backings.attach(device, self.session_file, takeover=self.takeover)
 
-    async def serve(self, handlers: Handlers, contents: Contents) -> None:
+    async def serve(self, handlers: HandlersOf, contents: ContentsOf) -> None:
         """Serve until unmounted or told to hand over.
 
         `handlers` answer on the control socket, `contents` are those of the control files.
@@ -234,12 +234,12 @@ class Mount:
                 slot.backing_id,
                 slot.writable,
                 slot.tier,
-                slot.state is State.RELEASING,
+                slot.state is SlotState.RELEASING,
                 slot.direct,
             )
             for slot in slots
         ]
-        living = (slot for slot in slots if slot.state is not State.RELEASING)
+        living = (slot for slot in slots if slot.state is not SlotState.RELEASING)
         self.backings.adopt(slot.backing_id for slot in living)
         found = takeover.adopt(objects, lefts)
         for handle in self.operations.handles.adopt(slots, self.backings.slots_end(), found.get):
@@ -252,7 +252,7 @@ class Mount:
             len(self.ledger.table.staging),
         )
 
-    async def _serve_mounted(self, handlers: Mapping[str, server.Handler]) -> None:
+    async def _serve_mounted(self, handlers: Mapping[str, server.VerbHandler]) -> None:
         async with trio.open_nursery() as nursery:
             shares = Shares(nursery)
 

@@ -10,7 +10,6 @@ import os
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 from kvfs import kept, mounts, runtime
@@ -20,6 +19,7 @@ from kvfs.config import Config
 from kvfs.core.ledger import doubts, recovery
 from kvfs.core.ledger.dirty import CAUGHT_UP, FACT
 from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.removals import NameGone
 from kvfs.core.ledger.sessions import mounted_as, past_sessions, ram_epoch
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.names.tree import Tree
@@ -29,8 +29,6 @@ from kvfs.tiers import Bucket, NvmeTier, RamTier
 log = logging.getLogger(__name__)
 
 LOCKS_PATIENCE = 1.0  # s that a takeover waits for the locks of the dead daemon
-
-Gone = Callable[[int, bytes, int], None]  # see `Ledger`
 
 
 class MountStorage:
@@ -49,7 +47,7 @@ class MountStorage:
         self._catalog: Catalog | None = None
         self._session = 0  # `close` ends this session
 
-    def open(self, gone: Gone) -> Ledger:
+    def open(self, gone: NameGone) -> Ledger:
         """Begin a session, or go on with the predecessor's. Raises ConfigError."""
         deadline = time.monotonic() + (LOCKS_PATIENCE if self.takeover else 0)
         while True:
@@ -68,7 +66,7 @@ class MountStorage:
                     raise
                 time.sleep(0.02)
 
-    def _open(self, gone: Gone) -> Ledger:
+    def _open(self, gone: NameGone) -> Ledger:
         config = self.config
         identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
         if config.nvme is not None:
@@ -209,7 +207,7 @@ def begin_session(
     *,
     bucket: Bucket | None = None,
     takeover: bool,
-    gone: Gone,
+    gone: NameGone,
 ) -> Ledger:
     """Number this session, and say which earlier ones a power loss makes suspect.
 

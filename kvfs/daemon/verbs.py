@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from kvfs import failpoints
-from kvfs.control.server import Handler
+from kvfs.control.server import VerbHandler
 from kvfs.core.admin import administration
 from kvfs.core.admin.visitors import Pins, Usage
 from kvfs.core.bucket.node import describe
@@ -40,7 +40,7 @@ def contents(mount: Mount) -> Mapping[bytes, Callable[[], bytes]]:
     }
 
 
-def handlers(mount: Mount) -> Mapping[str, Handler]:
+def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
     """Return the handlers by verb."""
 
     def bucketed(found: T | None) -> T:
@@ -116,7 +116,7 @@ def handlers(mount: Mount) -> Mapping[str, Handler]:
         """Bring files, and all below directories, to their fastest tier."""
         return {"job": mount.dispatcher.warm.start(inos)}
 
-    def looked_at(jobs: Warm | TreeJobs, what: str) -> Handler:
+    def looked_at(jobs: Warm | TreeJobs, what: str) -> VerbHandler:
         """Return a handler for a job's progress. A daemon that took over does not know the job."""
 
         async def look(job: int, cancel: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002

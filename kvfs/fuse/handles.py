@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from kvfs import failpoints
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import TooManyOpenError
-from kvfs.fuse.passthrough import Slot, State
+from kvfs.fuse.passthrough import Slot, SlotState
 
 
 class Handle(NamedTuple):
@@ -27,7 +27,7 @@ class Table(Protocol):
     """The session file, which has the slots."""
 
     def bind(self, slot: Slot, *, noflush: bool) -> None: ...
-    def set_state(self, handle: int, state: State, /) -> None: ...
+    def set_state(self, handle: int, state: SlotState, /) -> None: ...
 
 
 class Handles:
@@ -61,7 +61,7 @@ class Handles:
             held.inode.ino,
             request,
             held.backing_id,
-            State.BOUND,
+            SlotState.BOUND,
             writable,
             held.tier.number,
             held.direct,
@@ -79,7 +79,7 @@ class Handles:
         found = self._taken.pop(handle, None)
         if found is not None:
             self._releasing.add(handle)
-            self._table.set_state(handle, State.RELEASING)
+            self._table.set_state(handle, SlotState.RELEASING)
             if failpoints.active:
                 failpoints.reach("fuse.handle.releasing")
         return found
@@ -87,7 +87,7 @@ class Handles:
     def end_release(self, handle: int) -> None:
         """End a RELEASE. This is the last step before the reply: no await may come between."""
         self._releasing.remove(handle)
-        self._table.set_state(handle, State.FREE)
+        self._table.set_state(handle, SlotState.FREE)
         heapq.heappush(self._free, handle)
         if failpoints.active:
             failpoints.reach("fuse.handle.released")
@@ -106,15 +106,15 @@ class Handles:
         self._next = max(self._next, end)
         for slot in slots:
             found = held(slot.handle)
-            if found is None or slot.state == State.RELEASING:
+            if found is None or slot.state == SlotState.RELEASING:
                 self._ended.append(slot.handle)
                 if found is not None:
                     ending.append(Handle(found, slot.writable))
                 continue
             self._taken[slot.handle] = Handle(found, slot.writable)
-            if slot.state != State.OPEN:
+            if slot.state != SlotState.OPEN:
                 self._claims[slot.request] = slot.handle
-            if slot.state == State.BOUND:
+            if slot.state == SlotState.BOUND:
                 self._unanswered.add(slot.handle)
         return ending
 
@@ -128,7 +128,7 @@ class Handles:
     def end_claims(self) -> list[int]:
         """End the takeover's claims; return the handles whose programs never learned of them."""
         for handle in self._ended:
-            self._table.set_state(handle, State.FREE)
+            self._table.set_state(handle, SlotState.FREE)
         self._ended.clear()
         self._claims.clear()
         used = self._taken.keys() | self._releasing

@@ -37,7 +37,7 @@ _INODE = Struct("<Qqq")
 SLOTS, TEXT, FILE_SIZE = _passthrough.SLOTS, _passthrough.TEXT, _passthrough.FILE_SIZE
 
 
-class State(IntEnum):
+class SlotState(IntEnum):
     """The life of a slot; the C part documents each state's meaning to the next daemon."""
 
     FREE = _passthrough.FREE
@@ -54,7 +54,7 @@ class Slot(NamedTuple):
     inode: int
     request: int
     backing_id: int
-    state: State
+    state: SlotState
     writable: bool
     tier: int
     direct: bool = False  # past the page cache
@@ -170,7 +170,7 @@ class Passthrough:
     @staticmethod
     def slots() -> list[Slot]:
         found = map(Slot._make, _passthrough.slots())
-        return [slot._replace(state=State(slot.state)) for slot in found]
+        return [slot._replace(state=SlotState(slot.state)) for slot in found]
 
     # The first number that no handle ever had; all greater ones are unused too.
     slots_end = staticmethod(_passthrough.slots_end)

@@ -34,7 +34,7 @@ THREADS = 16  # requests at once: as many connections as the client keeps
 RECORD_MAX = 4096 * 3  # bytes of the longest path, each of them escaped
 
 
-class Ask(NamedTuple):
+class LookupQuestion(NamedTuple):
     """Whether an object has this key; and the keys that begin with `folder`, unless that is "".
 
     - limit: at most this many of those keys.
@@ -70,7 +70,9 @@ class LookupAnswer(NamedTuple):
     versions: tuple[str, ...] = ()
 
 
-def look(transfers: StoreTransfers, asks: Sequence[Ask]) -> list[LookupAnswer | StoreError]:
+def look(
+    transfers: StoreTransfers, asks: Sequence[LookupQuestion]
+) -> list[LookupAnswer | StoreError]:
     """Answer each question. A StoreError is the answer to a question that failed."""
     listed = transfers.store.list
     with ThreadPoolExecutor(min(THREADS, 3 * len(asks)), thread_name_prefix="look") as threads:
@@ -122,7 +124,7 @@ def _answer(
         return error
 
 
-def _head(transfers: StoreTransfers, ask: Ask) -> LookupAnswer:
+def _head(transfers: StoreTransfers, ask: LookupQuestion) -> LookupAnswer:
     found = _seen(transfers, ask.key)
     if found is None and ask.sure and is_listed(transfers.store, ask.key):
         found = _seen(transfers, ask.key)  # it came in this very moment

@@ -24,7 +24,7 @@ EXAMPLES = 20  # that a report has
 _NAME_MAX = 64 << 10  # bytes of a record of a name
 _READERS = 8  # of them at once
 
-Tell = Callable[[str, int], None]  # the activity, and a count of its progress
+TellProgress = Callable[[str, int], None]  # the activity, and a count of its progress
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Collector:
         older_than: float,
         node_age: float,
         forget: Collection[str] = (),
-        tell: Tell = lambda _what, _done: None,
+        tell: TellProgress = lambda _what, _done: None,
     ) -> None:
         self.transfers = transfers
         self.store = transfers.store

@@ -23,7 +23,7 @@ from kvfs.errors import TierError
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-State = Literal["healthy", "suspect", "down"]
+HealthState = Literal["healthy", "suspect", "down"]
 
 DEADLINE = 10.0  # s; a busy disk answers within 1 or 2, Linux gives up a request after 30
 SYNC_DEADLINE = 60.0  # s; a sync also waits for what others have written to that file system
@@ -61,12 +61,14 @@ class Health:
 
     def __init__(self, name: str, now: float) -> None:
         self.name = name
-        self.state: State = "healthy"
+        self.state: HealthState = "healthy"
         self.why = ""
         self.since = now
         self.stuck = False
         self._good = self._bad = 0  # probes in a row
-        self.told: Callable[[State], object] = _nothing  # gets each change, with the state before
+        self.told: Callable[[HealthState], object] = (
+            _nothing  # gets each change, with the state before
+        )
 
     @property
     def down(self) -> bool:
@@ -108,7 +110,7 @@ class Health:
             self.why = ""
             self._become("healthy", now)
 
-    def _become(self, state: State, now: float) -> None:
+    def _become(self, state: HealthState, now: float) -> None:
         if state == "down":
             log.warning("%s is down, nothing new goes there: %s", self.name, self.why)
         elif self.down:

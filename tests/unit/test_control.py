@@ -44,7 +44,7 @@ async def repeat(*, again: bool = False) -> dict[str, Any]:
     return {"again": again}
 
 
-HANDLERS: dict[str, server.Handler] = {
+HANDLERS: dict[str, server.VerbHandler] = {
     "echo": echo,
     "refuse": refuse,
     "break": break_down,

@@ -9,13 +9,13 @@ from kvfs.catalog import Inode
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import TooManyOpenError
 from kvfs.fuse.handles import Handles
-from kvfs.fuse.passthrough import Slot, State
+from kvfs.fuse.passthrough import Slot, SlotState
 from kvfs.tiers import NvmeTier
 
 
 class Told(NamedTuple):
     handle: int
-    state: State
+    state: SlotState
 
 
 class Memory:
@@ -29,7 +29,7 @@ class Memory:
         assert noflush != slot.writable
         self.bound.append(slot)
 
-    def set_state(self, handle: int, state: State) -> None:
+    def set_state(self, handle: int, state: SlotState) -> None:
         self.states.append(Told(handle, state))
 
 
@@ -60,13 +60,13 @@ def test_a_number_is_free_when_its_release_was_answered(held: OpenObject) -> Non
     table = Memory()
     handles = Handles(100, table)
     handle = handles.add(held, writable=True, request=5)
-    assert table.bound == [Slot(handle, 77, 5, 9, State.BOUND, True, held.tier.number)]  # noqa: FBT003
+    assert table.bound == [Slot(handle, 77, 5, 9, SlotState.BOUND, True, held.tier.number)]  # noqa: FBT003
     found = handles.begin_release(handle)
     assert found is not None
     assert found.writable
     assert handles.add(held, writable=False, request=6) != handle
     handles.end_release(handle)
-    assert table.states == [(handle, State.RELEASING), (handle, State.FREE)]
+    assert table.states == [(handle, SlotState.RELEASING), (handle, SlotState.FREE)]
     assert handles.add(held, writable=False, request=7) == handle
 
 
@@ -89,14 +89,18 @@ def test_more_handles_than_slots_are_refused(held: OpenObject) -> None:
     assert handles.add(held, writable=False, request=4) == 2
 
 
-def slot(handle: int, state: State, *, request: int = 0) -> Slot:
+def slot(handle: int, state: SlotState, *, request: int = 0) -> Slot:
     return Slot(handle, 77, request, 9, state, writable=False, tier=2)
 
 
 def test_a_takeover_keeps_handles_and_finishes_releases(held: OpenObject) -> None:
     table = Memory()
     handles = Handles(100, table)
-    slots = [slot(2, State.OPEN), slot(3, State.RELEASING), slot(5, State.BOUND, request=8)]
+    slots = [
+        slot(2, SlotState.OPEN),
+        slot(3, SlotState.RELEASING),
+        slot(5, SlotState.BOUND, request=8),
+    ]
     ending = handles.adopt(slots, 6, lambda _: held)
     assert [one.held for one in ending] == [held]
     assert handles[2].held is held
@@ -107,7 +111,7 @@ def test_a_takeover_keeps_handles_and_finishes_releases(held: OpenObject) -> Non
     assert handles.add(held, writable=False, request=20) == 6
     assert handles.begin_release(2) is not None  # under way while claims end
     assert handles.end_claims() == []
-    assert table.states[-1] == (3, State.FREE)
+    assert table.states[-1] == (3, SlotState.FREE)
     assert [handles.add(held, writable=False, request=21) for _ in range(3)] == [1, 3, 4]
     handles.end_release(2)
     assert handles.add(held, writable=False, request=22) == 2
@@ -117,7 +121,9 @@ def test_who_opened_and_died_leaves_an_orphan(held: OpenObject) -> None:
     """BOUND: the kernel has no answer. ANSWERING: it may have one, and will release the handle."""
     handles = Handles(100, Memory())
     handles.adopt(
-        [slot(1, State.BOUND, request=1), slot(2, State.ANSWERING, request=2)], 3, lambda _: held
+        [slot(1, SlotState.BOUND, request=1), slot(2, SlotState.ANSWERING, request=2)],
+        3,
+        lambda _: held,
     )
     assert handles.end_claims() == [1]
     assert handles.claim(2) is None
@@ -125,7 +131,10 @@ def test_who_opened_and_died_leaves_an_orphan(held: OpenObject) -> None:
 
 def test_a_handle_of_an_inode_that_is_gone_is_none(held: OpenObject) -> None:
     handles = Handles(100, Memory())
-    assert handles.adopt([slot(1, State.RELEASING), slot(2, State.OPEN)], 3, lambda _: None) == []
+    assert (
+        handles.adopt([slot(1, SlotState.RELEASING), slot(2, SlotState.OPEN)], 3, lambda _: None)
+        == []
+    )
     assert len(handles) == 0
     assert handles.begin_release(2) is None
     assert handles.end_claims() == []

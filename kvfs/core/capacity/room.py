@@ -16,9 +16,9 @@ from contextlib import nullcontext
 from typing import Literal
 
 from kvfs.core.capacity.victims import (
+    OrderOf,
     Twins,
     Victims,
-    Which,
     on_nvme,
     ram_clean,
     ram_only,
@@ -134,13 +134,13 @@ class Room:
 
     def _what_gives(
         self, tier: Tier, *, lose: bool
-    ) -> list[tuple[Which, Twins, list[Namespace] | None]]:
+    ) -> list[tuple[OrderOf, Twins, list[Namespace] | None]]:
         """The orders from which `_reclaim` takes, and with `lose` those of `_drop_from_ram`."""
         if tier is not self.ram:
             return [(on_nvme, "uncopy", None)]
         if not self.nvme.mounted:
             return [(ram_only, "lose", None)]
-        lost: list[tuple[Which, Twins, list[Namespace] | None]] = []
+        lost: list[tuple[OrderOf, Twins, list[Namespace] | None]] = []
         if lose:
             lost = [(ram_only, "lose", None)]
         if self.nvme.health.down:

@@ -40,7 +40,7 @@ from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
 
 Twins = Literal["uncopy", "spare", "lose"]
-Which = Callable[[Namespace], Order]
+OrderOf = Callable[[Namespace], Order]
 
 PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
 # Seconds after a use in which an object does not go for room that no program waits for. A noted
@@ -49,11 +49,11 @@ PASSED_MAX = 32  # groups in use that keep their places in a search; a policy kn
 LATELY = 120
 BROUGHT_MAX = 65536  # objects that are known to be fetched ahead
 
-whole: Which = attrgetter("whole")
-ram_only: Which = attrgetter("ram_only")
-ram_spare: Which = attrgetter("ram_spare")
-ram_clean: Which = attrgetter("ram_clean")
-on_nvme: Which = attrgetter("on_nvme")
+whole: OrderOf = attrgetter("whole")
+ram_only: OrderOf = attrgetter("ram_only")
+ram_spare: OrderOf = attrgetter("ram_spare")
+ram_clean: OrderOf = attrgetter("ram_clean")
+on_nvme: OrderOf = attrgetter("on_nvme")
 
 
 class Victims:
@@ -131,7 +131,7 @@ class Victims:
 
     def any_of(
         self,
-        which: Which,
+        which: OrderOf,
         tier: Tier | None,
         twins: Twins,
         among: Iterable[Namespace] | None = None,
@@ -154,7 +154,7 @@ class Victims:
         return found[1][0]
 
     def evict(
-        self, which: Which, tier: Tier, twins: Twins, among: Iterable[Namespace] | None = None
+        self, which: OrderOf, tier: Tier, twins: Twins, among: Iterable[Namespace] | None = None
     ) -> bool:
         """Evict the first victim, or only its copies; False if there is none. CatalogError."""
         return any(
@@ -163,7 +163,9 @@ class Victims:
             if len(which(space))
         )
 
-    def evict_of(self, namespace: Namespace, which: Which, tier: Tier | None, twins: Twins) -> bool:
+    def evict_of(
+        self, namespace: Namespace, which: OrderOf, tier: Tier | None, twins: Twins
+    ) -> bool:
         """Evict a victim of one namespace. tier: None for whole objects, in any tier."""
         order = which(namespace)
         found = self._victim(order, tier, twins)

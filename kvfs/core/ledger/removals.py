@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 FORGOTTEN_AT_ONCE = 8  # inodes removed in one batch: a commit costs as much as all the rest
 NOWHERE = bytes(8)  # in a mark of a cut off file, in place of the directory that it will be in
 Away = Callable[[Tier, int, int], None]
-Gone = Callable[[int, bytes, int], None]
+NameGone = Callable[[int, bytes, int], None]
 
 
 class Removals:
@@ -49,7 +49,7 @@ class Removals:
         dirty: Dirty,
         trash: Trash,
         counters: Counter[str],
-        gone: Gone,
+        gone: NameGone,
     ) -> None:
         self.catalog = table.catalog
         self.tiers = tiers

@@ -29,7 +29,7 @@ RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
 WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.1 s while it is locked
 WEIGHED_AT_ONCE = 16  # names in a step of the loop, each in some 10 us
 
-Names = tuple[int, bytes, int, bytes, int]  # the arguments of `rename`
+RenameArguments = tuple[int, bytes, int, bytes, int]  # the arguments of `rename`
 Weight = tuple[int, int]  # bytes and objects that a quota counts
 
 
@@ -72,7 +72,7 @@ class Renames:
             self.tree.changed(target_dir, batch)
             batch.answers()
 
-    def _check_rename(self, names: Names) -> Move:
+    def _check_rename(self, names: RenameArguments) -> Move:
         parent, name, parent2, name2, flags = names
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
@@ -100,7 +100,7 @@ class Renames:
             )
         return Move(source_dir, entry, inode, target_dir, target)
 
-    def _crossing(self, names: Names) -> Move | None:
+    def _crossing(self, names: RenameArguments) -> Move | None:
         """A checked rename into another namespace; None for any other rename."""
         parent, _, parent2, _, _ = names
         if parent == parent2:  # the usual rename
@@ -112,7 +112,7 @@ class Renames:
         # Both may have one namespace: a walk has not yet come to the old directory.
         return None if move.inode.namespace == move.target_dir.namespace else move
 
-    async def weigh(self, names: Names) -> dict[int, Weight]:
+    async def weigh(self, names: RenameArguments) -> dict[int, Weight]:
         """Count the content of the directories that a rename brings into hard quotas.
 
         Returns bytes and objects by directory. Raises OtherNamespaceError for a directory with more
@@ -156,7 +156,7 @@ class Renames:
         return size, len(files)
 
     def arrivals(
-        self, names: Names, below: Mapping[int, Weight]
+        self, names: RenameArguments, below: Mapping[int, Weight]
     ) -> list[tuple[Namespace, int, int]]:
         """The namespaces that a rename would fill, each with the further bytes and objects.
 

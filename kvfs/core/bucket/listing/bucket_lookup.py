@@ -24,7 +24,7 @@ from kvfs.core.bucket.listing.remote_entries import RemoteEntries, is_stub
 from kvfs.core.flights import Flight, SingleFlight, start_task
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import looking
-from kvfs.movement.looking import Ask, LookupAnswer
+from kvfs.movement.looking import LookupAnswer, LookupQuestion
 from kvfs.movement.remote import LOOKS, Remote
 from kvfs.s3.errors import StoreError
 
@@ -64,7 +64,7 @@ class LastSeen(Generic[K]):
 class _Look(Flight):
     """A question under way: about a name that is not known, or an inode that is."""
 
-    def __init__(self, ask: Ask, place: EntryName | None, ino: int) -> None:
+    def __init__(self, ask: LookupQuestion, place: EntryName | None, ino: int) -> None:
         super().__init__()
         self.ask = ask
         self.place = place
@@ -133,7 +133,7 @@ class BucketLookup:
         stored = self.dirty.stored(inode.ino)
         if stored is None or not self.may_ask():
             return
-        look = self._look(Ask(stored.key, sure=True), ino=inode.ino)
+        look = self._look(LookupQuestion(stored.key, sure=True), ino=inode.ino)
         with trio.move_on_after(self._wait) as waited:
             await look.ended.wait()
         self._waited(waited)
@@ -142,7 +142,7 @@ class BucketLookup:
         key = self._key(ino)
         if key is None or not self.may_ask() or len(self._looks) >= BEHIND:
             return  # at another time
-        self._look(Ask(key, sure=True), ino=ino)
+        self._look(LookupQuestion(key, sure=True), ino=ino)
         self.confirmed.note(ino)  # the question is under way
 
     def _key(self, ino: int) -> str | None:
@@ -171,7 +171,7 @@ class BucketLookup:
                 if not self.may_ask():
                     return
                 if (key := self._key(ino)) is not None:
-                    looks.append(self._look(Ask(key, sure=True), ino=ino))
+                    looks.append(self._look(LookupQuestion(key, sure=True), ino=ino))
             for look in looks:
                 await look.ended.wait()
 
@@ -223,12 +223,14 @@ class BucketLookup:
         """Start the workers before an operation waits for them."""
         if self.bucket.shared and self.may_ask():
             try:
-                await self.remote.call("look", 0, (), looking.look, [Ask(self.bucket.keys.own)])
+                await self.remote.call(
+                    "look", 0, (), looking.look, [LookupQuestion(self.bucket.keys.own)]
+                )
                 self._wait = WAIT
             except (StoreError, TierError) as error:
                 log.debug("%s: nothing is looked up yet: %s", self.bucket.place, error)
 
-    def _look(self, ask: Ask, place: EntryName | None = None, ino: int = 0) -> _Look:
+    def _look(self, ask: LookupQuestion, place: EntryName | None = None, ino: int = 0) -> _Look:
         look = self._looks.get(ask.key)
         if look is None:
             look = self._looks.enter(ask.key, _Look(ask, place, ino))

@@ -23,7 +23,7 @@ from kvfs.core.flights import start_task
 from kvfs.core.names.tree import is_name
 from kvfs.errors import ControlError, KvfsError
 from kvfs.movement import looking
-from kvfs.movement.looking import Ask, LookupAnswer
+from kvfs.movement.looking import LookupAnswer, LookupQuestion
 from kvfs.movement.remote import LOOKS
 from kvfs.s3.errors import MetadataError, StoreError
 from kvfs.s3.keys import ObjectName
@@ -216,14 +216,18 @@ class Importing:
 
     async def _ask(self, wanted: list[_Wanted]) -> None:
         with self.remote_entries.dirty.superseded.watching() as gone:
-            asks = [Ask(one.key) for one in wanted]
+            asks = [LookupQuestion(one.key) for one in wanted]
             answers = await self.remote.call("list", 0, (), looking.look, asks)
             for one, ask, answer in zip(wanted, asks, answers, strict=True):
                 self._take(one, ask, answer, gone)
                 await trio.lowlevel.checkpoint()
 
     def _take(
-        self, wanted: _Wanted, ask: Ask, answer: LookupAnswer | StoreError, gone: set[str]
+        self,
+        wanted: _Wanted,
+        ask: LookupQuestion,
+        answer: LookupAnswer | StoreError,
+        gone: set[str],
     ) -> None:
         if isinstance(answer, StoreError):
             self._refused[f"not answered: {type(answer).__name__}"] += 1

@@ -21,7 +21,7 @@ import trio
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Stored, keys
 from kvfs.core.bucket.listing.remote_directories import EntryName, NameState, RemoteDirectories
 from kvfs.core.names.tree import Tree, is_name
-from kvfs.movement.looking import Ask, LookupAnswer, Seen
+from kvfs.movement.looking import LookupAnswer, LookupQuestion, Seen
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX
 from kvfs.s3.store import Entry
@@ -57,7 +57,7 @@ class RemoteEntries:
 
     # Questions
 
-    def ask(self, place: EntryName) -> Ask | None:
+    def ask(self, place: EntryName) -> LookupQuestion | None:
         """The question about a name; None if it has no key, or is about to leave its key."""
         directory, name = self.remote_directories.directory(place.parent), place.name
         if directory is None or not is_name(name, place.parent):
@@ -72,12 +72,12 @@ class RemoteEntries:
         if len(folder) > KEY_MAX or self.namespaces.places.block_of(directory, name):
             folder = ""
         top = directory.ino == ROOT_INO
-        return Ask(key, folder, versions=self.keys.versions(name) if top else "")
+        return LookupQuestion(key, folder, versions=self.keys.versions(name) if top else "")
 
     # Answers
 
     def settle(
-        self, place: EntryName, ask: Ask, answer: LookupAnswer, gone: Collection[str]
+        self, place: EntryName, ask: LookupQuestion, answer: LookupAnswer, gone: Collection[str]
     ) -> NameState:
         """Enter the answer of the bucket about an unknown name. Raises CatalogError."""
         directory = self.remote_directories.directory(place.parent)
@@ -101,7 +101,9 @@ class RemoteEntries:
             return "hidden"
         return "absent" if self.remote_directories.make_directory(place) is None else "here"
 
-    def renew(self, ino: int, ask: Ask, answer: LookupAnswer, gone: Collection[str]) -> NameState:
+    def renew(
+        self, ino: int, ask: LookupQuestion, answer: LookupAnswer, gone: Collection[str]
+    ) -> NameState:
         """Compare a known object with the answer of the bucket. Raises CatalogError.
 
         If the object was deleted or replaced there, its name goes, unless a program has it open; a
@@ -134,7 +136,7 @@ class RemoteEntries:
         return self.settle(EntryName(parent, entry.name), ask, answer, gone)
 
     def _reconsider(
-        self, ino: int, ask: Ask, answer: LookupAnswer, gone: Collection[str]
+        self, ino: int, ask: LookupQuestion, answer: LookupAnswer, gone: Collection[str]
     ) -> NameState:
         """Check a conflict: "here" if another object still has the name.
 
