@@ -93,7 +93,7 @@ class BatchCatalog(Protocol):
 
     format: int
     answers: Answers
-    settle: "Callable[[Batch], None]"
+    complete_batch: "Callable[[Batch], None]"
 
     def inode(self, ino: int) -> Inode | None: ...
     def lookup(self, parent: int, name: bytes) -> Dentry | None: ...
@@ -110,7 +110,7 @@ class Batch:
     Leaving the block commits the changes, and then runs the functions given to `then`. An exception
     discards all of them. Then each inode that was put takes the catalog's values again, and each
     inode given to `change` takes its values before the change. Raises CatalogError. Before the
-    batch commits, `Catalog.settle` may add changes that follow from the names in `named`.
+    batch commits, `Catalog.complete_batch` may add changes that follow from the names in `named`.
     """
 
     __slots__ = ("_before", "_catalog", "_changes", "_put", "_then", "named", "sync")
@@ -258,7 +258,7 @@ class Batch:
             return
         try:
             if self.named:
-                self._catalog.settle(self)
+                self._catalog.complete_batch(self)
             self._catalog.commit(self._changes, sync=self.sync)
         except BaseException:
             self._undo()

@@ -46,7 +46,7 @@ class Catalog:
         self.unreadable: set[int] = set()  # inodes with undecodable records, so far
         # Adds to a batch the changes that follow from its names, before the batch commits. It may
         # raise.
-        self.settle: Callable[[Batch], None] = lambda _: None
+        self.complete_batch: Callable[[Batch], None] = lambda _: None
         try:
             self._check_format(read_only=read_only)
             self._next_id = self._reserved = self._first_free(first_id)

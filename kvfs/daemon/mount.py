@@ -158,7 +158,7 @@ class Mount:
                 BackingFiles(self.ledger.records, self.ledger.counters, self.backings),
                 self.dispatcher.verification,
                 promote=self.dispatcher.opened,
-                settle=self.dispatcher.verification.written,
+                verify=self.dispatcher.verification.written,
                 fetcher=self.dispatcher.hydration,
                 unpacker=self.dispatcher.unpacking,
             )
@@ -277,7 +277,7 @@ class Mount:
             if self.takeover:
                 nursery.start_soon(self.operations.end_takeover)
             await self.session.run()
-            self.ledger.uses.settle()
+            self.ledger.uses.commit()
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
@@ -335,7 +335,7 @@ class Mount:
 
     async def _announce(self) -> None:
         """Tell the keeper that the mount is ready, once the kernel and libfuse have negotiated."""
-        while not self.backings.settled:  # noqa: ASYNC110 (the C part has no events)
+        while not self.backings.negotiated:  # noqa: ASYNC110 (the C part has no events)
             await trio.sleep(0.002)
         config = self.config
         if config.passthrough == "on" and not self.backings.on:

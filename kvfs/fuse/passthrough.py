@@ -77,7 +77,7 @@ class Passthrough:
         self._device = device
 
     @property
-    def settled(self) -> bool:
+    def negotiated(self) -> bool:
         """Whether this daemon or the first one has answered the kernel's INIT."""
         return _passthrough.state()[0]
 

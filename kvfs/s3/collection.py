@@ -202,7 +202,11 @@ class Collector:
         """The reason why garbage stays for now; "": none."""
         if entry.modified > self._cutoff:
             return "recent"
-        return "aside" if kind == "aside" and not rules.settled(entry, self.older_than) else ""
+        return (
+            "aside"
+            if kind == "aside" and not rules.unused_elsewhere(entry, self.older_than)
+            else ""
+        )
 
     def _is_ours(self, key: str) -> bool:
         keys = self.keys

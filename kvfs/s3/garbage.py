@@ -110,7 +110,7 @@ class Rules:
         """Whether, by the records, some node had that version or a newer one, and let it go."""
         return space.version <= self._had.get(space.namespace, -1)
 
-    def settled(self, entry: Entry, age: float) -> bool:
+    def unused_elsewhere(self, entry: Entry, age: float) -> bool:
         """Whether no other node can still use an object that was put aside at that time.
 
         A running node needs moments for that. A node that was not seen since may still use the

@@ -455,7 +455,7 @@ def test_those_of_an_older_catalog_are_found(tmp_path: Path, store: MemoryStore)
         store.put("p/@0/k", A, {}, once=True)
         inode = await made.make_file(b"k", B)
         with made.catalog.batch() as batch:
-            dirty.settled(inode.ino, batch)
+            dirty.unmark(inode.ino, batch)
             batch.set_fact(CAUGHT_UP, "1")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Backlog(made.dispatcher.transfers).run)

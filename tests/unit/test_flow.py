@@ -635,7 +635,7 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
             made.dispatcher = Dispatcher(*(made.ledger, made.room, made.quota, movers, made.live))
             made.dispatcher.promotion.after = 1
             made.objects.promote = made.dispatcher.promotion.opened
-            made.objects.sealing.settle = made.dispatcher.verification.written
+            made.objects.sealing.verify = made.dispatcher.verification.written
             made.objects.copies.verifier = made.dispatcher.verification
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(made.dispatcher.run)

@@ -773,7 +773,7 @@ def test_a_time_of_access_is_committed_after_the_open(
         assert stored is not None
         assert stored.atime_ns == before
         if how == "later":
-            made.ledger.uses.settle()
+            made.ledger.uses.commit()
             stored = made.catalog.inode(ino)
             assert stored is not None
             assert stored.atime_ns == now
@@ -782,7 +782,7 @@ def test_a_time_of_access_is_committed_after_the_open(
         elif how == "refused":
             with monkeypatch.context() as failing:
                 failing.setattr(made.catalog, "commit", refuse)
-                made.ledger.uses.settle()
+                made.ledger.uses.commit()
             assert held.inode.atime_ns == before
         await made.close(held, writable=False)
         if how != "unlinked":

@@ -92,7 +92,7 @@ def test_it_says_why_it_is_off() -> None:
         "for why in ('', 'turned off'):\n"
         "    one = Passthrough(unwanted=why)\n"
         "    one.attach(device.fileno(), file.fileno(), takeover=False)\n"
-        "    print(one.on, one.settled, one.register(0), one.why)\n"
+        "    print(one.on, one.negotiated, one.register(0), one.why)\n"
     )
     assert said.splitlines() == [
         "False False 0 this kernel does not offer FUSE_PASSTHROUGH (Linux 6.9 and later do)",

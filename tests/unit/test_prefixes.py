@@ -370,9 +370,9 @@ def test_a_directory_without_its_block_is_found(made: World, live: bool) -> None
         above, name = directory(made, ROOT), keys[0].hex().encode()
         entry = made.catalog.lookup(above, name)
         assert entry is not None
-        settle, made.catalog.settle = made.catalog.settle, lambda _: None
+        complete_batch, made.catalog.complete_batch = made.catalog.complete_batch, lambda _: None
         made.tree.unlink(above, name)
-        made.catalog.settle = settle
+        made.catalog.complete_batch = complete_batch
         found, _ = await look(made, live=live)
         assert [(one.kind, one.what) for one in found] == [("prefix", "its block is not there")]
         await look(made, live=live, repair=True)

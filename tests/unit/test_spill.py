@@ -1085,7 +1085,7 @@ def test_the_oldest_is_known_without_looking_at_all(
             inode = chance.choice(inodes)
             with made.catalog.batch() as batch:
                 if chance.random() < 0.5:
-                    dirty.settled(inode.ino, batch)
+                    dirty.unmark(inode.ino, batch)
                 else:
                     dirty.lacking(inode, batch, chance.randrange(1, 1000))
             least = min((entry.sealed_ns for entry in dirty._entries.values()), default=0)
@@ -1093,7 +1093,7 @@ def test_the_oldest_is_known_without_looking_at_all(
             assert len(dirty._ages) <= 8 + 2 * (len(dirty) + 1)
         for inode in inodes:
             with made.catalog.batch() as batch:
-                dirty.settled(inode.ino, batch)
+                dirty.unmark(inode.ino, batch)
         assert dirty.oldest_ns == 0
 
     trio.run(case)

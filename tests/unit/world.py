@@ -292,7 +292,7 @@ class World:
             self.files,
             self.dispatcher.verification,
             promote=self.dispatcher.opened,
-            settle=self.dispatcher.verification.written,
+            verify=self.dispatcher.verification.written,
             fetcher=self.dispatcher.hydration,
             unpacker=self.dispatcher.unpacking,
         )

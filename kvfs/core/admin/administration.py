@@ -37,7 +37,7 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
     async def show(name: str) -> dict[str, Any]:
         directory = lifecycle.directory(name)
         found = lifecycle.namespaces.of(directory)
-        lifecycle.namespaces.settle()
+        lifecycle.namespaces.show_opens()
         own = found.ino == directory.ino
         return {
             "name": name,

@@ -100,7 +100,7 @@ class Watch:
         """Commit times of access as soon as their open is answered."""
         while True:
             await self.ledger.uses.appeared.wait()
-            self.ledger.uses.settle()
+            self.ledger.uses.commit()
 
     async def cool(self) -> None:
         """Let hot objects cool, once each half-life."""

@@ -249,7 +249,7 @@ class Dirty:
         before = self.stored(inode.ino)
         inode.in_bucket = True
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
-        self.superseded.settle(stored.key, batch)
+        self.superseded.unmark(stored.key, batch)
         if before is not None and before.key != stored.key:
             self.superseded.delete(before.key, batch)
         if clean:
@@ -265,10 +265,10 @@ class Dirty:
         if before is not None and before.key != stored.key:
             self.superseded.delete(before.key, batch)
         batch.mark(keys.STORED, ino, keys.stored_value(stored))
-        self.superseded.settle(stored.key, batch)
+        self.superseded.unmark(stored.key, batch)
         batch.then(partial(self.superseded.claim, ino, stored.key))
 
-    def settled(self, ino: int, batch: Batch) -> None:
+    def unmark(self, ino: int, batch: Batch) -> None:
         """Unmark an object that needs no upload after all."""
         self._unmark(ino, batch)
 

@@ -5,13 +5,13 @@ that gives such a name also makes the directory NAMESPACE/KEY. The batch that re
 of the block also removes the directory. So a program that continues a prefix makes no directory,
 and it cannot make a child without its parent.
 
-Contract: the catalog calls `settle`, which adds to a batch the changes of directories that its
-names need. An empty directory goes in that batch. A directory with entries gets a mark there
+Contract: the catalog calls `complete_batch`, which adds to a batch the changes of directories that
+its names need. An empty directory goes in that batch. A directory with entries gets a mark there
 (`going`). `Walks` clears marked directories, also after a daemon's death. The mark goes if the
 block comes back before that. A block's directory has the keys of the block in its record
 (`Inode.key`, `parent_key`). A directory of mkdir or of a bucket's listing has no keys. It stays
-until rmdir, unless its block comes: a root has no block.
-Synchronous. Not for clearing (`Walks`), nor for the cached files of a block (`Blocks`).
+until rmdir, unless its block comes: a root has no block. Synchronous. Not for clearing (`Walks`),
+nor for the cached files of a block (`Blocks`).
 """
 
 import re
@@ -56,10 +56,10 @@ class Prefixes:
         self.orphans = orphans
         self.gone = gone
         self.going: set[int] = {ino for ino, _ in self.catalog.marks(GOING)}
-        self.catalog.settle = self.settle
+        self.catalog.complete_batch = self.complete_batch
         self._entered: Counter[int] = Counter()  # directories
 
-    def settle(self, batch: Batch) -> None:
+    def complete_batch(self, batch: Batch) -> None:
         """Make the directories of blocks that this batch adds; remove those of blocks that go."""
         if not self.namespaces.prefixes:
             return
@@ -70,7 +70,7 @@ class Prefixes:
             block = parent, found[1]
             if block not in done:
                 done.add(block)
-                self._settle(*block, batch)
+                self._update_directory(*block, batch)
 
     def parent_of(self, directory: Inode | None) -> bytes | None:
         """The key that a directory is named for, if the names in it are those of blocks."""
@@ -82,7 +82,7 @@ class Prefixes:
         entry = self.catalog.dentry(*directory.links[0])
         return entry.name if entry is not None and _KEY.fullmatch(entry.name) else None
 
-    def _settle(self, parent: int, key: bytes, batch: Batch) -> None:
+    def _update_directory(self, parent: int, key: bytes, batch: Batch) -> None:
         above = batch.inode(parent)
         named_for = self.parent_of(above)
         if above is None or named_for is None or named_for == key:

@@ -5,7 +5,7 @@ now. A key that no object needs is in `deletes`. Its mark (`z`) changes in the b
 it, and a new upload to the key settles it. A key in `claims` has the only bytes in the bucket of an
 object that is dirty or being written. No other upload may go to that key before the object is at
 another key. Claims are not stored: they follow from the marks of dirty and unfinished objects. A
-task that asked the bucket meanwhile learns of each key that was settled (`watching`).
+task that asked the bucket meanwhile learns of each key that was unmarked (`watching`).
 All methods are synchronous; memory follows the commit. So between any two awaits, once all marks
 are loaded, `deletes` equals the marks.
 Not for deleting: `core/bucket/upload/deletion.py`; nor for what is dirty: `core/ledger/dirty.py`.
@@ -75,7 +75,7 @@ class Superseded:
         tokens = tuple(self._attempts.get(number, "") for number in numbers)
         return tokens if all(tokens) else ()
 
-    def settle(self, key: str, batch: Batch) -> None:
+    def unmark(self, key: str, batch: Batch) -> None:
         """Unmark a key that is not to be deleted: its content is gone, or an object needs it."""
         for number in self.deletes.get(key, ()):
             batch.unmark(keys.DELETED, number)

@@ -1,6 +1,6 @@
 """Times of access: at once in the records of open objects, and in the catalog after the answer.
 
-Contract: `note` is called while an object is open, and `settle` before its last handle goes. So
+Contract: `note` is called while an object is open, and `commit` before its last handle goes. So
 the record in memory is right for each request, and no request waits for the commit. A crash
 between the two loses a time of access. Not for the order of use, which `Order` has.
 """
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Uses:
-    """The noted times of access. `appeared` is set when there are any to settle."""
+    """The noted times of access. `appeared` is set when there are any to commit."""
 
     def __init__(self, catalog: Catalog, table: OpenTable) -> None:
         self.catalog = catalog
@@ -36,7 +36,7 @@ class Uses:
             self._noted.append(inode)
         self.appeared.set()
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Commit the noted times in one batch: a commit costs as much as the rest of an open."""
         if not self._noted:
             return

@@ -81,7 +81,7 @@ class Namespaces:
             self._all[ino] = Namespace(ino, settings, tiered=self.tiered)
 
     def __iter__(self) -> Iterator[Namespace]:
-        self.settle()
+        self.show_opens()
         return iter(self._all.values())
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class Namespaces:
 
     def own(self, ino: int) -> Namespace | None:
         """The namespace that a directory is; None if it is none."""
-        self.settle()
+        self.show_opens()
         return self._all.get(ino)
 
     def name(self, ino: int) -> str:
@@ -190,7 +190,7 @@ class Namespaces:
         lately = self._lately
         lately.append((found, inode.key or inode.ino, inode.parent_key, inode.ino))
         if len(lately) == LATELY:
-            self.settle()
+            self.show_opens()
         if self.access_log.on:
             self.access_log.read(inode, tier.name)
 
@@ -206,7 +206,7 @@ class Namespaces:
             if one.atime_ns <= one.mtime_ns or now - one.atime_ns > self.of(one).use_step
         ]
 
-    def settle(self) -> None:
+    def show_opens(self) -> None:
         """Show the noted opens to policies and to the counters of hot objects."""
         lately, self._lately = self._lately, []
         for space, key, parent, ino in lately:
@@ -216,7 +216,7 @@ class Namespaces:
     @property
     def hot(self) -> HotObjects:
         """The hot objects, by inode, with all opens so far."""
-        self.settle()
+        self.show_opens()
         return self._hot
 
     def left(self, inode: Inode, how: str) -> None:
@@ -229,7 +229,7 @@ class Namespaces:
         The other bytes are charged to the mount now. They came by a mapping, or from writers that
         closed the file together.
         """
-        self.settle()
+        self.show_opens()
         found = self.of(inode)
         found.counters["written"] += 1
         found.counters["written_bytes"] += inode.size
@@ -340,7 +340,7 @@ class Namespaces:
 
     def everything(self) -> Iterator[Namespace]:
         """All namespaces, with dropped ones, and removed ones that still have open files."""
-        self.settle()
+        self.show_opens()
         return chain(self._all.values(), self.dropped.values(), self._ended.values())
 
     def describe_models(self, spaces: Iterable[Namespace]) -> list[dict[str, Any]]:

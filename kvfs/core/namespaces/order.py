@@ -52,7 +52,7 @@ class Order:
     @property
     def policy(self) -> Policy:
         """The policy, with all touches so far."""
-        self._settle()
+        self._flush_touches()
         return self._policy
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class Order:
         return policies + sum(map(len, self._past.values()))
 
     def members(self, key: int) -> tuple[int, ...]:
-        self._settle()
+        self._flush_touches()
         group = self._groups.get(key) or self._held.get(key)
         if group is not None:
             return group
@@ -76,9 +76,9 @@ class Order:
         lately = self._lately
         lately.append((inode.key or inode.ino, inode.ino, inode.parent_key))
         if len(lately) == LATELY:
-            self._settle()
+            self._flush_touches()
 
-    def _settle(self) -> None:
+    def _flush_touches(self) -> None:
         """Give the noted touches to the policy."""
         if self._lately:
             lately, self._lately = self._lately, []
@@ -106,7 +106,7 @@ class Order:
 
     def discard(self, inode: Inode) -> None:
         """Remove a touched object. One of the past stays: the caller that takes it looks again."""
-        self._settle()
+        self._flush_touches()
         key = key_of(inode)
         if self._held:
             self.release(key)
@@ -139,7 +139,7 @@ class Order:
 
         An object of the past may have been touched, rewritten or dropped since: the caller looks.
         """
-        self._settle()
+        self._flush_touches()
         while self._past and self.goes:
             hour = min(self._past)
             inos = self._past[hour]
@@ -170,7 +170,7 @@ class Order:
 
     def put_back(self, victim: Victim) -> None:
         """Put back a group that cannot go now: it is the next again, or nearly so."""
-        self._settle()
+        self._flush_touches()
         if victim.key:
             if len(victim.inos) > 1:
                 self._groups[victim.key] = victim.inos
@@ -183,12 +183,12 @@ class Order:
 
     def hold(self, victim: Victim, key: int) -> None:
         """Hold a taken group until it is released or used. key: its key, for the past as well."""
-        self._settle()
+        self._flush_touches()
         self._held[key] = victim.inos
 
     def release(self, key: int) -> None:
         """Let a held group go again: it is the next."""
-        self._settle()
+        self._flush_touches()
         inos = self._held.pop(key, None)
         if inos is not None:
             self.put_back(Victim(key, inos))

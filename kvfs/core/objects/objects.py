@@ -42,7 +42,7 @@ SIZE_MAX = (1 << 63) - 4096
 class Objects:
     """Opens, reads, writes and truncates the files of a mount.
 
-    `promote(inode)` and `settle(inode)` learn of work for the movers. `promote` learns of opens
+    `promote(inode)` and `verify(inode)` learn of work for the movers. `promote` learns of opens
     for reading, except opens from RAM on a mount without a bucket.
     """
 
@@ -54,7 +54,7 @@ class Objects:
         verifier: Verifier,
         *,
         promote: Callable[[Inode], None],
-        settle: Callable[[Inode], None],
+        verify: Callable[[Inode], None],
         fetcher: Fetcher | None = None,
         unpacker: Unpacker | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Objects:
         self.copies = Copies(ledger, verifier, files, self.creation.renaming, fetcher, unpacker)
         self.scans = self.copies.scans
         self.incoming = Incoming(ledger, self.copies, fetcher)
-        self.sealing = Sealing(ledger, placement, files, self.publishing, self.incoming, settle)
+        self.sealing = Sealing(ledger, placement, files, self.publishing, self.incoming, verify)
 
     # Opening
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Sealing:
-    """Seals objects and releases handles. `settle(inode)` learns of objects sealed on NVMe."""
+    """Seals objects and releases handles. `verify(inode)` learns of objects sealed on NVMe."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Sealing:
         files: BackingFiles,
         publishing: Publishing,
         incoming: Incoming,
-        settle: Callable[[Inode], None],
+        verify: Callable[[Inode], None],
     ) -> None:
         self.ledger = ledger
         self.catalog = ledger.catalog
@@ -49,7 +49,7 @@ class Sealing:
         self.backings = files.backings
         self.publishing = publishing
         self.incoming = incoming
-        self.settle = settle
+        self.verify = verify
         self.mappings = Mappings(ledger.table, files.backings, partial(self._close, writable=True))
         self.bounds = Bounds(ledger, placement.room, placement.quota, self.cut_off)
 
@@ -188,7 +188,7 @@ class Sealing:
         Raises CatalogError with nothing changed.
         """
         ledger, inode = self.ledger, held.inode
-        ledger.uses.settle()
+        ledger.uses.commit()
         if not writable:
             ledger.trash.read.add(inode.ino)
         last = held.readers + held.writers == 1
@@ -263,7 +263,7 @@ class Sealing:
         ledger.namespaces.written(inode, held.charged)
         held.charged = 0
         if held.tier is ledger.tiers.nvme:
-            self.settle(inode)
+            self.verify(inode)
 
     def cut_off(self, held: OpenObject, why: KvfsError) -> None:
         """Cut off a file that may not grow further: its name goes, its writer's close fails.

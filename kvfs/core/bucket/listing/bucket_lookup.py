@@ -281,7 +281,7 @@ class BucketLookup:
         """Enter an answer. True if it needs another question, for more keys below the name."""
         try:
             if look.place is not None:
-                verdict = self.remote_entries.settle(look.place, look.ask, answer, gone)
+                verdict = self.remote_entries.enter_answer(look.place, look.ask, answer, gone)
             else:
                 verdict = self.remote_entries.renew(look.ino, look.ask, answer, gone)
         except CatalogError as error:

@@ -76,7 +76,7 @@ class Contests:
             inode = ledger.table.inode(ino)
             if ino in self.contested and (inode is None or self.dirty.key(inode) is None):
                 with ledger.catalog.batch() as batch:
-                    self.dirty.settled(ino, batch)
+                    self.dirty.unmark(ino, batch)
         await self.bucket_lookup.ask_of([ino for ino in inos if ino in self.contested])
 
     async def _pause(self, times: int) -> None:

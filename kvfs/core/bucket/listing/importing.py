@@ -235,7 +235,7 @@ class Importing:
         if wanted.ino:
             verdict = self.remote_entries.renew(wanted.ino, ask, answer, gone)
         else:
-            verdict = self.remote_entries.settle(wanted.place, ask, answer, gone)
+            verdict = self.remote_entries.enter_answer(wanted.place, ask, answer, gone)
         if verdict == "here":
             self._new += 1
         elif answer.strange:

@@ -76,7 +76,7 @@ class RemoteEntries:
 
     # Answers
 
-    def settle(
+    def enter_answer(
         self, place: EntryName, ask: LookupQuestion, answer: LookupAnswer, gone: Collection[str]
     ) -> NameState:
         """Enter the answer of the bucket about an unknown name. Raises CatalogError."""
@@ -85,7 +85,7 @@ class RemoteEntries:
             return "here" if directory is not None else "unsure"
         called = self.namespaces.bucket_name(directory, place.name)
         moved = called is None or self.keys.of(called) != ask.key
-        if moved or ask.key in gone or ask.key in self.superseded or not self._settled():
+        if moved or ask.key in gone or ask.key in self.superseded or not self._keys_known():
             return "unsure"
         if answer.seen is not None:
             if self.bucket.gives_wrong_bytes(ask.key, answer.seen.etag):
@@ -133,7 +133,7 @@ class RemoteEntries:
         self.ledger.removals.let_go(inode)
         if seen is None or entry is None:
             return "absent"
-        return self.settle(EntryName(parent, entry.name), ask, answer, gone)
+        return self.enter_answer(EntryName(parent, entry.name), ask, answer, gone)
 
     def _reconsider(
         self, ino: int, ask: LookupQuestion, answer: LookupAnswer, gone: Collection[str]
@@ -145,7 +145,7 @@ class RemoteEntries:
         inode, bucket = self.ledger.table.inode(ino), self.bucket
         if inode is None or self.dirty.key(inode) != ask.key or ask.key in gone:
             return "unsure"
-        if not self._settled():
+        if not self._keys_known():
             return "unsure"
         seen = answer.seen
         ours = seen is None and not answer.strange
@@ -200,7 +200,7 @@ class RemoteEntries:
         ledger.removals.let_go(inode)
         return False
 
-    def _settled(self) -> bool:
+    def _keys_known(self) -> bool:
         """Whether it is known which keys are ours: no walk of a moved directory is pending."""
         return self.dirty.loaded and not self.namespaces.unaccounted
 
@@ -223,7 +223,7 @@ class RemoteEntries:
     def take_listed(self, parent: int, entries: Iterable[tuple[bytes, Entry]]) -> int:
         """Enter listed names that are not known yet. Returns how many are new."""
         directory = self.remote_directories.directory(parent)
-        if directory is None or not self._settled():
+        if directory is None or not self._keys_known():
             return 0
         places, new = self.namespaces.places, 0
         with self.catalog.batch() as batch:

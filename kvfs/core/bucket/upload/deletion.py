@@ -76,7 +76,7 @@ class Deletion:
             failpoints.reach("dispatcher.deleted")
             with self.dirty.catalog.batch() as batch:
                 for key in set(keys) - left.keys():
-                    self.superseded.settle(key, batch)
+                    self.superseded.unmark(key, batch)
             self.bucket.counters["deletes"] += len(set(keys) - left.keys())
             if left:
                 self.backoff.failed("delete", next(iter(left.values())))

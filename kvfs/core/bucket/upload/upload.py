@@ -101,7 +101,7 @@ class Uploads:
         copied = inode.in_bucket and stored is not None
         source = None if copied else self._source(inode, holders)
         if not copied and source is None:
-            self.settle(inode, wanted=True)
+            self.skip_upload(inode, wanted=True)
             return None
         try:
             if source is None:
@@ -207,7 +207,7 @@ class Uploads:
             else:
                 self.superseded.delete(key, batch)
 
-    def settle(self, inode: Inode, *, wanted: bool) -> None:
+    def skip_upload(self, inode: Inode, *, wanted: bool) -> None:
         """End the work on an object that needs no upload.
 
         An object that the bucket is not to have leaves it, if it has a copy here.
@@ -215,7 +215,7 @@ class Uploads:
         ledger = self.ledger
         if wanted or self.dirty.stored(inode.ino) is None or not ledger.tiers.holders(inode):
             with ledger.catalog.batch() as batch:
-                self.dirty.settled(inode.ino, batch)
+                self.dirty.unmark(inode.ino, batch)
         else:
             ledger.records.take_from_bucket(inode)
 
@@ -235,7 +235,7 @@ class Uploads:
         renamed = current is not None and self.dirty.key(current) not in {key, None}
         if renamed:  # it goes up by its new name
             with ledger.catalog.batch() as batch:
-                self.superseded.settle(key, batch)
+                self.superseded.unmark(key, batch)
             return Later(0.0)
         counters["conflicts"] += 1
         log.log(
@@ -244,7 +244,7 @@ class Uploads:
             *(inode.ino, error),
         )
         with ledger.catalog.batch() as batch:
-            self.superseded.settle(key, batch)  # the object at the key is not ours
+            self.superseded.unmark(key, batch)  # the object at the key is not ours
             if current is not None and stored is None:
                 self.dirty.contest(inode.ino, batch)
         if current is None or stored is None:

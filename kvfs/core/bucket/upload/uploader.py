@@ -142,7 +142,7 @@ class Uploader:
             return Later(BUSY)
         key, stored = dirty.key(inode), dirty.stored(ino)
         if key is None or dirty.is_there(inode, stored, key):
-            self.uploads.settle(inode, wanted=key is not None or dirty.wanted(inode))
+            self.uploads.skip_upload(inode, wanted=key is not None or dirty.wanted(inode))
             return None
         if key in self._locked:
             return Later(BUSY)
