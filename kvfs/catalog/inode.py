@@ -79,7 +79,7 @@ class Inode:
     key: int = 0
     parent_key: int = 0
     model: int = 0
-    kept: bool = False  # only its owner unlinks it
+    unevictable: bool = False  # only its owner unlinks it
     in_bucket: bool = False  # this version is in the bucket as well, or only there
     packed: PackedCopy | None = None  # its copy on NVMe; `blocks` are those of all other copies
 
@@ -139,7 +139,7 @@ class Inode:
             (_SEALED if self.sealed else 0)
             | (_ON_NVME if self.on_nvme else 0)
             | (_PLACED if placed else 0)
-            | (_KEPT if self.kept else 0)
+            | (_KEPT if self.unevictable else 0)
             | (_IN_BUCKET if self.in_bucket else 0)
             | (_IS_PACKED if self.packed is not None else 0),
             len(self.digest),
@@ -178,7 +178,7 @@ class Inode:
             record[end:],
             *place,
         )
-        found.kept = bool(flags & _KEPT)
+        found.unevictable = bool(flags & _KEPT)
         found.in_bucket = bool(flags & _IN_BUCKET)
         found.packed = packed
         return found

@@ -169,13 +169,13 @@ def _heat(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
     for tier in holders:
         order = space.order(inode, tier, holders)
         names = ("ram_only", "ram_clean", "ram_spare", "on_nvme", "ram_kept", "nvme_kept")
-        looked = enumerate(islice(order, LOOKED)) if order.goes else ()
+        looked = enumerate(islice(order, LOOKED)) if order.evictable else ()
         orders.append(
             {
                 "tier": tier.name,
                 "name": next(name for name in names if getattr(space, name) is order),
                 "policy": space.winner or space.settings.eviction,
-                "goes": order.goes,
+                "goes": order.evictable,
                 "place": next((place for place, ino in looked if ino == inode.ino), None),
                 "of": len(order),
             }
@@ -201,7 +201,7 @@ def _kept(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
         found.append(f"namespace {name} has eviction=never")
     if mount.ledger.namespaces.places.is_pinned(inode):
         found.append("it was pinned (kvfs pin)")
-    if inode.kept and mount.ledger.namespaces.places.keeps(inode):
+    if inode.unevictable and mount.ledger.namespaces.places.keeps(inode):
         block = mount.ledger.namespaces.places.block(inode)
         whose = f"{block.engine} ({block.layout})" if block else "its connector"
         found.append(f"{whose} keeps an index of such files in its memory")

@@ -64,7 +64,7 @@ class Mount:
         config = live.config
         self.order = order
         self.keeper = keeper
-        self.kept = True  # the keeper lives
+        self.keeper_alive = True  # the keeper lives
         self.takeover: bool = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         for name in ("control", "match"):  # emptied later, when it is too late to refuse
@@ -367,7 +367,7 @@ class Mount:
                     log.info("%s: handing over to another daemon", self.config.mountpoint)
                     self.session.stop()
         except Closed:
-            self.kept = False
+            self.keeper_alive = False
             log.error(
                 "the keeper of %s is dead: this daemon goes on, but the mount ends with it",
                 self.config.mountpoint,

@@ -71,7 +71,7 @@ def status(mount: Mount) -> dict[str, Any]:
         "mountpoint": str(config.mountpoint),
         "identity": mount.identity,
         "daemon_pid": os.getpid(),
-        "keeper_pid": mount.order["keeper_pid"] if mount.kept else 0,
+        "keeper_pid": mount.order["keeper_pid"] if mount.keeper_alive else 0,
         "takeovers": mount.order["takeovers"],
         "uptime_s": round(time.monotonic() - mount.started, 3),
         "passthrough": {"on": mount.backings.on, "why": mount.backings.why},

@@ -16,7 +16,7 @@ def made(ino: int, key: int = 0, parent: int = 0) -> Inode:
 
 
 def order(policy: str = "lru") -> Order:
-    return Order(eviction.make(policy, 100, leaf_first=True), goes=policy != "never")
+    return Order(eviction.make(policy, 100, leaf_first=True), evictable=policy != "never")
 
 
 def taken(one: Order) -> Iterator[tuple[int, ...]]:
@@ -134,7 +134,7 @@ def test_no_policy_is_told_of_less_room_than_it_needs() -> None:
 
 
 def change(one: Order, policy: str) -> None:
-    one.change(eviction.make(policy, 100, leaf_first=True), goes=policy != "never")
+    one.change(eviction.make(policy, 100, leaf_first=True), evictable=policy != "never")
 
 
 def test_what_was_there_goes_before_what_the_next_policy_saw() -> None:

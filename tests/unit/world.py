@@ -548,7 +548,7 @@ class World:
             for tier in holders:
                 found[tier].add(inode.ino)
                 assert inode.ino in set(space.order(inode, tier, holders))
-            if space.whole is not None and space.whole_filled and not inode.kept:
+            if space.whole is not None and space.whole_filled and not inode.unevictable:
                 assert inode.ino in set(space.whole)
         for tier in self.tiers:
             has, wanted = (tier.used, tier.objects), (used[tier.name], objects[tier.name])

@@ -1,11 +1,11 @@
 """Visitors of trees: one pins files, the other counts them.
 
-Contract: a pin is the attribute PIN of a file in the catalog, together with `Inode.kept`, in one
-batch. Earlier versions of kvfs read both, and keep the file until it is renamed. A pinned file is
-in the orders of files that only their owner unlinks. So it may leave RAM, and is never dropped to
-make room, nor with its group. It stays pinned when a program writes it again or renames it. A file
-that is renamed over it is not pinned. The time to live and an unlink still remove a pinned file.
-Synchronous. Not for namespaces: their setting `pin` holds objects in RAM as well.
+Contract: a pin is the attribute PIN of a file in the catalog, together with `Inode.unevictable`, in
+one batch. Earlier versions of kvfs read both, and keep the file until it is renamed. A pinned file
+is in the orders of files that only their owner unlinks. So it may leave RAM, and is never dropped
+to make room, nor with its group. It stays pinned when a program writes it again or renames it. A
+file that is renamed over it is not pinned. The time to live and an unlink still remove a pinned
+file. Synchronous. Not for namespaces: their setting `pin` holds objects in RAM as well.
 """
 
 from collections import Counter, defaultdict
@@ -30,14 +30,14 @@ def pin(ledger: Ledger, inode: Inode, *, on: bool) -> bool:
         return False
     with ledger.catalog.batch() as batch:
         before = batch.change(inode)
-        inode.kept = on or ledger.namespaces.places.keeps(inode)
+        inode.unevictable = on or ledger.namespaces.places.keeps(inode)
         if on:
             batch.set_xattr(inode.ino, PIN, b"on")
         else:
             batch.remove_xattr(inode.ino, PIN)
         batch.put(inode)
         batch.answers()
-        if inode.kept != before.kept and ledger.accounts.accounted(inode):
+        if inode.unevictable != before.unevictable and ledger.accounts.accounted(inode):
             batch.then(partial(ledger.accounts.dismiss, before))
             batch.then(partial(ledger.accounts.count_anew, inode))
     return True

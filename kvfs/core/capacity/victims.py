@@ -271,7 +271,7 @@ class Victims:
             return None
         holders, namespace = ledger.tiers.holders(inode), ledger.namespaces.of(inode)
         if tier is None:
-            return inode if holders and namespace.whole is order and not inode.kept else None
+            return inode if holders and namespace.whole is order and not inode.unevictable else None
         if tier not in holders:
             return None
         return inode if namespace.order(inode, tier, holders) is order else None

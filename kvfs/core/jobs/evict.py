@@ -123,7 +123,7 @@ class Evict:
             return "being opened or moved"
         if space.settings.pin:
             return f"pinned: namespace {ledger.namespaces.name(space.ino)} has pin=on"
-        if self.to == "s3" and (inode.kept or space.settings.eviction == "never"):
+        if self.to == "s3" and (inode.unevictable or space.settings.eviction == "never"):
             return "never dropped: kvfs pin, its connector or eviction=never keeps it here"
         return ""
 

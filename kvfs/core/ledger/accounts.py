@@ -78,14 +78,14 @@ class Accounts:
         if namespace.spare:
             namespace.take_back(inode)
         in_ram = inode.ram_epoch == ram.epoch
-        if namespace.whole is not None and not inode.kept and (in_ram or inode.on_nvme):
+        if namespace.whole is not None and not inode.unevictable and (in_ram or inode.on_nvme):
             namespace.whole.touch(inode)
         if inode.on_nvme and self.tiers.nvme.mounted:
-            (namespace.nvme_kept if inode.kept else namespace.on_nvme).touch(inode)
+            (namespace.nvme_kept if inode.unevictable else namespace.on_nvme).touch(inode)
             if in_ram:
                 namespace.ram_clean.touch(inode)
         elif in_ram:
-            (namespace.ram_kept if inode.kept else namespace.ram_only).touch(inode)
+            (namespace.ram_kept if inode.unevictable else namespace.ram_only).touch(inode)
 
     def dismiss(self, inode: Inode) -> None:
         """Take an object out of the accounts: it is rewritten, unlinked or dropped."""
@@ -115,7 +115,7 @@ class Accounts:
         if namespace.whole is not None and bool(held) != bool(holds):
             if not holds:
                 namespace.whole.discard(before)
-            elif not inode.kept:
+            elif not inode.unevictable:
                 namespace.whole.touch(inode)
         orders = [namespace.order(inode, tier, holds) for tier in holds]
         for order in left:
@@ -182,7 +182,7 @@ class Accounts:
         """Enter an object, with its age, into the order that the hard quota evicts from."""
         namespace, holders = self.namespaces.of(inode), self.tiers.holders(inode)
         whole = namespace.whole
-        if whole is None or inode.kept or inode in whole or not holders:
+        if whole is None or inode.unevictable or inode in whole or not holders:
             return
         if holders[0].slow and namespace.blocks is None:
             whole.add_past(inode.ino, inode.atime_ns // HOUR)

@@ -146,7 +146,7 @@ class Demotion:
         """Whether the object is worth its write to NVMe. If not, it is lost when RAM is needed."""
         space = self.ledger.namespaces.of(inode)
         settings = space.settings
-        obliged = inode.kept or settings.pin or settings.eviction == "never"
+        obliged = inode.unevictable or settings.pin or settings.eviction == "never"
         if self.admission.decide(
             key_of(inode),
             Tier.cost(inode.blocks),

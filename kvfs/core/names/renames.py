@@ -263,4 +263,11 @@ class Renames:
 
 def _place_of(inode: Inode) -> tuple[int, int, int, int, bool, bytes]:
     """The fields of an inode that accounts and orders depend on."""
-    return inode.namespace, inode.key, inode.parent_key, inode.model, inode.kept, inode.target
+    return (
+        inode.namespace,
+        inode.key,
+        inode.parent_key,
+        inode.model,
+        inode.unevictable,
+        inode.target,
+    )

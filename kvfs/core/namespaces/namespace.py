@@ -86,13 +86,13 @@ class Namespace:
         # The policy by which objects leave RAM. Without a lower tier it is the same one.
         self.ram_choice = eviction.PolicySelector(entries) if tiered else self.choice
         self._watch()
-        goes, moves = _policies(settings)
-        self.ram_only = self._order(goes, self.ram_choice)
+        drops, moves = _policies(settings)
+        self.ram_only = self._order(drops, self.ram_choice)
         self.ram_clean = self._order(moves, self.ram_choice)
-        self.on_nvme = self._order(goes, self.choice)
-        self.ram_kept = _kept()  # unevictable objects that only RAM holds
-        self.nvme_kept = _kept()
-        self.ram_spare = self._order(goes, self.ram_choice)  # not worth a write to NVMe
+        self.on_nvme = self._order(drops, self.choice)
+        self.ram_kept = _unevictable()  # unevictable objects that only RAM holds
+        self.nvme_kept = _unevictable()
+        self.ram_spare = self._order(drops, self.ram_choice)  # not worth a write to NVMe
         # The order in which objects of all tiers go for a hard quota. With an order for each tier,
         # a block of RAM would go before the blocks that follow it on NVMe. It exists only if there
         # is a quota and more than one tier.
@@ -115,7 +115,7 @@ class Namespace:
         self.accesses = eviction.Accesses(self.would_be, *choices)
 
     def _order(self, name: str, choice: eviction.PolicySelector) -> Order:
-        return Order(self._policy(name, choice), goes=name != "never")
+        return Order(self._policy(name, choice), evictable=name != "never")
 
     @staticmethod
     def _policy(name: str, choice: eviction.PolicySelector) -> eviction.Policy:
@@ -134,10 +134,10 @@ class Namespace:
     def order(self, inode: Inode, tier: Tier, holders: list[Tier]) -> Order:
         """The order in which a copy of an object has its place."""
         if tier.slow:
-            return self.nvme_kept if inode.kept else self.on_nvme
+            return self.nvme_kept if inode.unevictable else self.on_nvme
         if len(holders) > 1:
             return self.ram_clean
-        if inode.kept:
+        if inode.unevictable:
             return self.ram_kept
         return self.ram_spare if inode.ino in self.spare else self.ram_only
 
@@ -158,7 +158,7 @@ class Namespace:
     def refuse_too_large(self, inode: Inode) -> None:
         """Note that an object is too large for NVMe. After its next touch kvfs tries again."""
         self.too_large.add(inode.ino)
-        if inode in self.ram_only and self.ram_only.goes:
+        if inode in self.ram_only and self.ram_only.evictable:
             self.refuse(inode)
 
     def take_back(self, inode: Inode) -> None:
@@ -244,16 +244,16 @@ class Namespace:
         if before.prefix != settings.prefix:  # it is empty
             self.blocks = Blocks(self.release) if settings.prefix else None
         if (before.eviction, before.pin) != (settings.eviction, settings.pin):
-            goes, moves = _policies(settings)
+            drops, moves = _policies(settings)
             for order, name, choice in (
-                (self.ram_only, goes, self.ram_choice),
+                (self.ram_only, drops, self.ram_choice),
                 (self.ram_clean, moves, self.ram_choice),
-                (self.ram_spare, goes, self.ram_choice),
-                (self.on_nvme, goes, self.choice),
-                (self.whole, goes, self.choice),
+                (self.ram_spare, drops, self.ram_choice),
+                (self.on_nvme, drops, self.choice),
+                (self.whole, drops, self.choice),
             ):
                 if order is not None:
-                    order.change(self._policy(name, choice), goes=name != "never")
+                    order.change(self._policy(name, choice), evictable=name != "never")
             self._watch()
 
     def members(self, inode: Inode) -> set[int]:
@@ -345,9 +345,9 @@ def _policies(settings: Settings) -> tuple[str, str]:
     """The policy by which objects go, and the one by which their copies in RAM go."""
     if settings.pin:
         return "never", "never"
-    goes = settings.eviction
-    return goes, "lru" if goes in {"never", "ttl"} else goes
+    drops = settings.eviction
+    return drops, "lru" if drops in {"never", "ttl"} else drops
 
 
-def _kept() -> Order:
-    return Order(eviction.make("never", 1), goes=False)
+def _unevictable() -> Order:
+    return Order(eviction.make("never", 1), evictable=False)

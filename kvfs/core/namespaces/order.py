@@ -38,10 +38,10 @@ def key_of(inode: Inode) -> int:
 class Order:
     """One order. `policy` says which touched group goes first."""
 
-    def __init__(self, policy: Policy, *, goes: bool = True) -> None:
-        """goes: whether a member may ever be taken."""
+    def __init__(self, policy: Policy, *, evictable: bool = True) -> None:
+        """evictable: whether a member may ever be taken."""
         self._policy = policy
-        self.goes = goes
+        self.evictable = evictable
         self._lately: list[tuple[int, int, int]] = []  # key, inode and parent's key
         self._groups: dict[int, tuple[int, ...]] = {}  # by key, if there ever was a second object
         self._held: dict[int, tuple[int, ...]] = {}  # by key
@@ -140,7 +140,7 @@ class Order:
         An object of the past may have been touched, rewritten or dropped since: the caller looks.
         """
         self._flush_touches()
-        while self._past and self.goes:
+        while self._past and self.evictable:
             hour = min(self._past)
             inos = self._past[hour]
             if hour != self._reversed:
@@ -149,7 +149,7 @@ class Order:
             if inos:
                 return Victim(0, (inos.pop(),))
             del self._past[hour]
-        taken = self._take(incoming) if self.goes else None
+        taken = self._take(incoming) if self.evictable else None
         if taken is None:
             return None
         key, ino = taken
@@ -193,13 +193,13 @@ class Order:
         if inos is not None:
             self.put_back(Victim(key, inos))
 
-    def change(self, policy: Policy, *, goes: bool) -> None:
+    def change(self, policy: Policy, *, evictable: bool) -> None:
         """Follow another policy. The present members go first, in the order of the former policy.
 
         The change takes no time at any size: members come to the new policy by their next touch.
         """
         self._before = [one for one in (*self._before, self.policy) if len(one)]
-        self._policy, self.goes = policy, goes
+        self._policy, self.evictable = policy, evictable
 
     def give_room_for(self, entries: int) -> None:
         """Tell the policy for how many groups there is room, at their mean size."""

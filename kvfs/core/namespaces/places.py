@@ -42,7 +42,7 @@ class Places:
         if block is None:
             inode.key, inode.parent_key = layouts.key_of(directory.ino, name), 0
             inode.target = b""
-            inode.model, inode.kept = 0, self.is_pinned(inode)
+            inode.model, inode.unevictable = 0, self.is_pinned(inode)
             return
         # A file that waits for its rename is the block already: policies and ghosts see one use.
         inode.key = block.key
@@ -53,7 +53,7 @@ class Places:
         )
         inode.target = block.shard.encode() if block.number else b""
         inode.model = self._number(block.engine, block.model, batch)
-        inode.kept = self._keeps(inode, block) or self.is_pinned(inode)
+        inode.unevictable = self._keeps(inode, block) or self.is_pinned(inode)
 
     def _keeps(self, inode: Inode, block: layouts.Block) -> bool:
         """Whether a file is unevictable: its connector treats a missing file as an error."""
@@ -68,7 +68,7 @@ class Places:
 
     def is_pinned(self, inode: Inode) -> bool:
         """Whether a user has pinned a file; a pinned file is kept."""
-        return inode.kept and self.catalog.xattr(inode.ino, PIN) is not None
+        return inode.unevictable and self.catalog.xattr(inode.ino, PIN) is not None
 
     def block_of(self, directory: Inode, name: bytes) -> layouts.Block | None:
         """The block that a file's name stands for; None if no connector makes such names."""
