@@ -280,7 +280,7 @@ class Batch:
     def _undo(self) -> None:
         """Restore records in memory to committed values: some of the records are of open files."""
         for inode, before in reversed(self._before):
-            inode.take(before)
+            inode.copy_from(before)
         for inode in self._put:
             try:
                 stored = self._catalog.inode(inode.ino)
@@ -288,4 +288,4 @@ class Batch:
                 log.error("inode %d may differ from its record: %s", inode.ino, error)
                 continue
             if stored is not None:
-                inode.take(stored)
+                inode.copy_from(stored)

@@ -86,13 +86,13 @@ def command(
             if live:
                 if options:
                     raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o away")
-                _ask_daemon(target, shown.take, how)
+                _ask_daemon(target, shown.add_answer, how)
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
 
                 # The findings have all that its layers would log.
                 logging.getLogger("kvfs").addHandler(logging.NullHandler())
-                fsck.run(target, shown.take, options=",".join(options), **how)
+                fsck.run(target, shown.add_answer, options=",".join(options), **how)
     except InUseError as error:
         raise CheckFailed(
             f"{target} is in use ({error.holder}): check it where it is mounted, "
@@ -113,11 +113,11 @@ def _mountpoint(holder: str) -> str:
 
 
 def _ask_daemon(
-    mountpoint: Path, take: Callable[[JobProgress], None], how: dict[str, bool]
+    mountpoint: Path, tell: Callable[[JobProgress], None], how: dict[str, bool]
 ) -> None:
     request(mountpoint, "check", **how)
     for answer in polled(lambda: request(mountpoint, "checked")):
-        take(answer)
+        tell(answer)
         if answer["failed"]:
             raise ControlError(f"the check of {mountpoint} ended: {answer['failed']}")
 
@@ -134,7 +134,7 @@ class _Report:
         self._states = Counter[str]()
         self._last: JobProgress = {}
 
-    def take(self, answer: JobProgress) -> None:
+    def add_answer(self, answer: JobProgress) -> None:
         for finding in answer["findings"]:
             self._states[finding["state"]] += 1
             if self._quiet:

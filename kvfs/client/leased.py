@@ -1,8 +1,9 @@
 """Blocks that the mount lends for one load or one save; other blocks go by name.
 
 Contract: from `begin` on a thread asks the mount for leases, beside the other work. `open` and
-`take` wait until the mount has answered for a block. They give a descriptor of it, once; the caller
-closes it. `end` closes all other descriptors and gives the leases back. Any number of threads.
+`descriptor_for` wait until the mount has answered for a block. They give a descriptor of it, once;
+the caller closes it. `end` closes all other descriptors and gives the leases back. Any number of
+threads.
 """
 
 import errno
@@ -197,9 +198,9 @@ class LeasedReader(_Leased):
 class LeasedWriter(_Leased):
     """Blocks of one save, which the mount makes many at a time. Never raises OSError.
 
-    `take` gives -1 for a block to make by name, and for all after it. `written` says that a block
-    is complete and closed. After `end` the mount has sealed the written blocks, and the others are
-    gone.
+    `descriptor_for` gives -1 for a block to make by name, and for all after it. `written` says that
+    a block is complete and closed. After `end` the mount has sealed the written blocks, and the
+    others are gone.
     """
 
     _mode = 0
@@ -216,7 +217,7 @@ class LeasedWriter(_Leased):
             self._mode, self._known, self._over = mode, 0, False
             self._ask_for(FIRST_ASKED)
 
-    def take(self, at: int) -> int:
+    def descriptor_for(self, at: int) -> int:
         """Return a descriptor to write a block by, or -1."""
         with self._more:
             self._taken = max(self._taken, at + 1)

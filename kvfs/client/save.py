@@ -206,7 +206,7 @@ class InPlace(_Chain):
         It takes the content's memory after the wait: otherwise two calls with few buffers could
         deadlock.
         """
-        fd = self._made.take(at)
+        fd = self._made.descriptor_for(at)
         if fd >= 0:
             with files.closing(fd):
                 if self.over(at):

@@ -63,7 +63,7 @@ class Threads:
 
         def run() -> None:
             try:
-                while (at := turn.take()) is not None:
+                while (at := turn.next_index()) is not None:
                     if not work(at):
                         turn.end(at)
             except BaseException:
@@ -170,7 +170,7 @@ class _Turn:
         self._next = 0
         self._lock = threading.Lock()
 
-    def take(self) -> int | None:
+    def next_index(self) -> int | None:
         with self._lock:
             if self._call is not None and self._call.interrupted:
                 self.count = min(self.count, self._next)

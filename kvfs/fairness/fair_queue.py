@@ -242,13 +242,13 @@ class Shares:
         self._nursery = nursery
         self._charging = False
 
-    async def take(
+    async def acquire(
         self, namespace: Hashable, cost: int, *, weight: float = 100, bulk: bool = False
     ) -> None:
         """Wait until `cost` bytes, or their first piece, are charged."""
         if not self.total.rate:
             return
-        if not self._charging and cost <= PIECE and self.total.try_take(cost):
+        if not self._charging and cost <= PIECE and self.total.try_acquire(cost):
             return  # no debt and no waiting request: nothing to share
         request = self._queue.add(namespace, cost, weight, bulk=bulk)
         if not self._charging:

@@ -1,9 +1,9 @@
 """A number that all users of a mount share: each may have half of what the others leave.
 
-Contract: `take` notes an amount for a uid, or raises and notes nothing. It raises UserLimitError if
-this user has his part, TooManyOpenError if the mount has none left. So one user alone has at most
-half of `most`, and the next one always half of the rest. Root has no exception. Not for the shared
-things themselves, nor for users with many uids.
+Contract: `charge` notes an amount for a uid, or raises and notes nothing. It raises UserLimitError
+if this user has his part, TooManyOpenError if the mount has none left. So one user alone has at
+most half of `most`, and the next one always half of the rest. Root has no exception. Not for the
+shared things themselves, nor for users with many uids.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ class Portions:
         self.total = 0
         self.by_uid: Counter[int] = Counter()
 
-    def take(self, uid: int, amount: int = 1) -> None:
+    def charge(self, uid: int, amount: int = 1) -> None:
         """Note an amount for a user. Raises UserLimitError, TooManyOpenError."""
         left = self.most - self.total
         if left < 2 * amount:  # even an unused uid could not have it
@@ -35,7 +35,7 @@ class Portions:
         self.add(uid, amount)
 
     def add(self, uid: int, amount: int) -> None:
-        """Note an amount that an earlier daemon's `take` granted; below 0 it is given back."""
+        """Note an amount that an earlier daemon's `charge` granted; below 0 it is given back."""
         self.total += amount
         self.by_uid[uid] += amount
         if not self.by_uid[uid]:

@@ -55,8 +55,8 @@ class TokenBucket:
         self._changed.set()
         self._changed = trio.Event()
 
-    def try_take(self, cost: float) -> bool:
-        """Pass now and be charged, or return False: then call `take`, which waits.
+    def try_acquire(self, cost: float) -> bool:
+        """Pass now and be charged, or return False: then call `acquire`, which waits.
 
         Without a limit this is all there is to do, at almost no cost.
         """
@@ -67,7 +67,7 @@ class TokenBucket:
         self.charge(cost)
         return True
 
-    async def take(self, cost: float) -> None:
+    async def acquire(self, cost: float) -> None:
         """Wait until all debt is paid and all earlier requests have passed; then be charged."""
         async with self._turn:
             while self._rate and self._paid_at > trio.current_time():
@@ -76,11 +76,11 @@ class TokenBucket:
             self.charge(cost)
 
     async def wait(self) -> None:
-        """Wait as `take` does, before a cost that is known and charged later.
+        """Wait as `acquire` does, before a cost that is known and charged later.
 
         Uncharged requests do not delay others: writers may begin together, and pay afterwards.
         """
-        await self.take(0.0)
+        await self.acquire(0.0)
 
     def charge(self, cost: float) -> None:
         """Charge at once, without waiting: for a cost that cannot be put off, as of a close."""

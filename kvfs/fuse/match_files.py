@@ -122,7 +122,7 @@ class MatchFiles(VirtualFileKind):
         The errno tells the client which limit it is; the log has the user.
         """
         try:
-            portions.take(uid, amount)
+            portions.charge(uid, amount)
         except (UserLimitError, TooManyOpenError) as error:
             kind, now = type(error), time.monotonic()
             if now - self._said.get(kind, -SAID_AGAIN) >= SAID_AGAIN:

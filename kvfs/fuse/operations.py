@@ -454,10 +454,10 @@ class Operations(pyfuse3.Operations):
         namespaces = self.ledger.namespaces
         namespace = namespaces.of(inode)
         if namespace.limits.on:
-            await namespace.limits.take(inode.data, written=written)
+            await namespace.limits.acquire(inode.data, written=written)
         if namespaces.shares is not None:
             settings = namespace.settings
-            await namespaces.shares.take(
+            await namespaces.shares.acquire(
                 namespace.ino,
                 owed,
                 weight=settings.weight,

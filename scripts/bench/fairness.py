@@ -64,7 +64,7 @@ async def opens(rate: float) -> float:
         shares = Shares(nursery, rate)
         begin = time.thread_time_ns()
         for _ in range(TURNS):
-            await shares.take("kv", 1)
+            await shares.acquire("kv", 1)
         return (time.thread_time_ns() - begin) / TURNS
 
 
@@ -77,8 +77,8 @@ async def run(seed: int) -> dict[str, float]:
     skewed, flat = HotObjects(), HotObjects()
     admission = Admission(CALLS)
     return {
-        "token bucket without a limit": each(CALLS, lambda _: bucket.try_take(1)),
-        "token bucket with a limit": each(CALLS, lambda _: limited.try_take(1)),
+        "token bucket without a limit": each(CALLS, lambda _: bucket.try_acquire(1)),
+        "token bucket with a limit": each(CALLS, lambda _: limited.try_acquire(1)),
         "hot objects, opens by Zipf": each(CALLS, lambda number: skewed.touch(zipf[number])),
         "hot objects, each opened once": each(CALLS, flat.touch),
         "admission, all refused": each(

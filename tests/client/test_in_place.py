@@ -152,22 +152,22 @@ def test_what_another_has_put_in_its_place_stays(folder: Path, threads: Threads)
     assert contents(folder) == bytes_of(10)
 
 
-@pytest.mark.parametrize("where", ["over", "write", "take"])
+@pytest.mark.parametrize("where", ["over", "write", "next_index"])
 def test_an_interrupt_anywhere_ends_it(
     folder: Path, threads: Threads, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Threads that wait for the interrupted thread's block do not wait for ever."""
-    owner: Any = {"over": _Chain, "write": InPlace, "take": _Turn}[where]
+    owner: Any = {"over": _Chain, "write": InPlace, "next_index": _Turn}[where]
     real = getattr(owner, where)
     calls = []
 
     def interrupted(*arguments: Any) -> Any:  # noqa: ANN401
-        found = real(*arguments) if where == "take" else None
+        found = real(*arguments) if where == "next_index" else None
         if threading.current_thread() is threading.main_thread():
             calls.append(arguments)
             if len(calls) == 2:
                 raise KeyboardInterrupt
-        return found if where == "take" else real(*arguments)
+        return found if where == "next_index" else real(*arguments)
 
     monkeypatch.setattr(owner, where, interrupted)
     with contextlib.suppress(KeyboardInterrupt):  # it may have had one block only

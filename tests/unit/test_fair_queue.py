@@ -263,10 +263,10 @@ def test_after_bulk_alone_normal_goes_first_and_bulk_does_not_starve() -> None:
 
 
 async def read(
-    take: Callable[[int], Awaitable[None]], size: int, passed: Counter[str], name: str
+    acquire: Callable[[int], Awaitable[None]], size: int, passed: Counter[str], name: str
 ) -> None:
     while True:
-        await take(size)
+        await acquire(size)
         passed[name] += size
 
 
@@ -276,9 +276,9 @@ async def shares_after(
     """Bytes let in for each reader within 20 s, by so many readers each."""
     passed: Counter[str] = Counter()
     async with trio.open_nursery() as nursery:
-        for name, take in readers.items():
+        for name, acquire in readers.items():
             for _ in range(each):
-                nursery.start_soon(read, take, size, passed, name)
+                nursery.start_soon(read, acquire, size, passed, name)
         await trio.sleep(20)
         nursery.cancel_scope.cancel()
     return passed
@@ -292,12 +292,12 @@ def test_a_namespace_limited_to_a_tenth_of_the_bandwidth_gets_a_tenth(size: int)
             own = TokenBucket(10 * MIB)
 
             async def limited(cost: int) -> None:
-                if not own.try_take(cost):
-                    await own.take(cost)
-                await shares.take("limited", cost)
+                if not own.try_acquire(cost):
+                    await own.acquire(cost)
+                await shares.acquire("limited", cost)
 
             async def free(cost: int) -> None:
-                await shares.take("free", cost)
+                await shares.acquire("free", cost)
 
             passed = await shares_after({"limited": limited, "free": free}, size)
             nursery.cancel_scope.cancel()
@@ -317,11 +317,11 @@ def test_weights_of_three_to_one_share_three_to_one_under_overload(
             shares = Shares(nursery, rate=100 * MIB)
 
             async def heavy(_: int) -> None:
-                await shares.take("heavy", sizes[0], weight=300)
+                await shares.acquire("heavy", sizes[0], weight=300)
                 passed["heavy"] += sizes[0]
 
             async def light(_: int) -> None:
-                await shares.take("light", sizes[1], weight=100)
+                await shares.acquire("light", sizes[1], weight=100)
                 passed["light"] += sizes[1]
 
             passed: Counter[str] = Counter()
@@ -344,14 +344,14 @@ def test_loading_weights_does_not_starve_reads_nor_they_it() -> None:
             async def load() -> None:
                 nonlocal loaded
                 for _ in range(8):
-                    await shares.take("weights", 512 << 20, bulk=True)
+                    await shares.acquire("weights", 512 << 20, bulk=True)
                     loaded += 512 << 20
 
             nursery.start_soon(load)
             await wait_all_tasks_blocked()
             for _ in range(1000):
                 begin = trio.current_time()
-                await shares.take("kv", MIB // 4)
+                await shares.acquire("kv", MIB // 4)
                 waits.append(trio.current_time() - begin)
                 await trio.sleep(0.02)
             assert loaded >= 1512 << 20  # the rest of 20 s
@@ -367,7 +367,7 @@ def test_a_bandwidth_that_nobody_competes_for_is_all_for_one() -> None:
             shares = Shares(nursery, rate=100 * MIB)
 
             async def alone(cost: int) -> None:
-                await shares.take("alone", cost, weight=1)
+                await shares.acquire("alone", cost, weight=1)
 
             passed = await shares_after({"alone": alone}, MIB)
             nursery.cancel_scope.cancel()
@@ -380,12 +380,12 @@ def test_an_open_that_is_cancelled_while_it_waits_is_not_charged() -> None:
     async def case() -> None:
         async with trio.open_nursery() as nursery:
             shares = Shares(nursery, rate=1)
-            await shares.take("a", 10)
+            await shares.acquire("a", 10)
             with trio.move_on_after(1):
-                await shares.take("a", 1000)
+                await shares.acquire("a", 1000)
             assert shares._queue.waiting == 0
             begin = trio.current_time()
-            await shares.take("b", 1)
+            await shares.acquire("b", 1)
             assert trio.current_time() - begin == pytest.approx(9 - LATE)
 
     run(case)
@@ -395,14 +395,14 @@ def test_without_a_rate_nobody_waits_and_it_may_be_taken_back() -> None:
     async def case() -> None:
         async with trio.open_nursery() as nursery:
             shares = Shares(nursery)
-            await shares.take("a", 1 << 40)
+            await shares.acquire("a", 1 << 40)
             shares.total.rate = 1
-            await shares.take("a", 1 << 40)
+            await shares.acquire("a", 1 << 40)
             with trio.move_on_after(5) as too_long:
-                await shares.take("a", 1)
+                await shares.acquire("a", 1)
             assert too_long.cancelled_caught
             shares.total.rate = 0
-            await shares.take("a", 1)
+            await shares.acquire("a", 1)
             await wait_all_tasks_blocked()
             assert shares._queue.waiting == 0
 

@@ -57,7 +57,7 @@ def test_a_record_comes_back_as_it_was(inode: Inode) -> None:
 
 @given(INODES, INODES)
 def test_every_field_is_taken_over(one: Inode, two: Inode) -> None:
-    one.take(two)
+    one.copy_from(two)
     assert one == two
 
 

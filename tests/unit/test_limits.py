@@ -18,7 +18,7 @@ async def times(limits: Limits, *opens: tuple[int, bool]) -> list[float]:
     """When each of some objects, one after the other, might pass: bytes, whether written."""
     begun, found = trio.current_time(), []
     for size, written in opens:
-        await limits.take(size, written=written)
+        await limits.acquire(size, written=written)
         found.append(round(trio.current_time() - begun, 6))
     return found
 
@@ -55,11 +55,11 @@ def test_what_is_read_and_what_is_written_are_charged_apart() -> None:
 def test_who_waits_goes_on_when_the_limit_changes(fresh: Settings) -> None:
     async def case() -> None:
         limits = Limits(Settings(read_bytes=1))
-        await limits.take(10**6, written=False)
+        await limits.acquire(10**6, written=False)
         passed: list[float] = []
 
         async def second() -> None:
-            await limits.take(10**6, written=False)
+            await limits.acquire(10**6, written=False)
             passed.append(trio.current_time())
 
         async with trio.open_nursery() as nursery:

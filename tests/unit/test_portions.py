@@ -14,7 +14,7 @@ def all_of(portions: Portions, uid: int, amount: int = 1) -> int:
     had = 0
     while True:
         try:
-            portions.take(uid, amount)
+            portions.charge(uid, amount)
         except (UserLimitError, TooManyOpenError):
             return had
         had += amount
@@ -24,7 +24,7 @@ def test_each_user_gets_half_of_what_the_others_leave() -> None:
     portions = Portions("things", 1024)
     assert [all_of(portions, uid) for uid in range(4)] == [512, 256, 128, 64]
     with pytest.raises(UserLimitError) as refused:
-        portions.take(0)
+        portions.charge(0)
     assert str(refused.value) == (
         "uid 0 has 512 of 1024 things: one user may have half of what the others leave"
     )
@@ -35,7 +35,7 @@ def test_users_without_end_exhaust_the_mount_and_hear_that() -> None:
     found = [all_of(portions, uid) for uid in range(12)]
     assert found == [512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 0, 0]
     with pytest.raises(TooManyOpenError, match="1023 of 1024 things are taken by all users"):
-        portions.take(99)
+        portions.charge(99)
 
 
 def test_what_is_given_back_can_be_taken() -> None:
@@ -47,7 +47,7 @@ def test_what_is_given_back_can_be_taken() -> None:
         if dice.random() < 0.5:
             before = portions.total
             try:
-                portions.take(uid, amount)
+                portions.charge(uid, amount)
                 mine[uid] += amount
             except (UserLimitError, TooManyOpenError):
                 assert portions.total == before

@@ -390,7 +390,7 @@ class _Wants:
     def wanted(self, inode: Inode) -> bool:  # noqa: ARG002
         return True
 
-    def take(self, inode: Inode, tier: object, cost: int) -> bool:  # noqa: ARG002
+    def admit(self, inode: Inode, tier: object, cost: int) -> bool:  # noqa: ARG002
         return True
 
     def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:

@@ -29,9 +29,9 @@ async def seconds_of(waiting: Awaitable[None]) -> float:
 def test_an_object_larger_than_the_limit_passes_and_the_next_one_waits() -> None:
     async def case() -> None:
         bucket = TokenBucket(10 * MIB)
-        assert await seconds_of(bucket.take(64 * MIB)) == 0
-        assert not bucket.try_take(1)
-        assert await seconds_of(bucket.take(MIB)) == pytest.approx(6.4)
+        assert await seconds_of(bucket.acquire(64 * MIB)) == 0
+        assert not bucket.try_acquire(1)
+        assert await seconds_of(bucket.acquire(MIB)) == pytest.approx(6.4)
         assert await seconds_of(bucket.wait()) == pytest.approx(0.1)
 
     run(case)
@@ -40,9 +40,17 @@ def test_an_object_larger_than_the_limit_passes_and_the_next_one_waits() -> None
 def test_a_burst_is_what_idle_time_saves_up_at_most() -> None:
     async def case() -> None:
         bucket = TokenBucket(10, burst=0.5)
-        assert [bucket.try_take(5), bucket.try_take(5), bucket.try_take(1)] == [True, True, False]
+        assert [bucket.try_acquire(5), bucket.try_acquire(5), bucket.try_acquire(1)] == [
+            True,
+            True,
+            False,
+        ]
         await trio.sleep(1000)
-        assert [bucket.try_take(5), bucket.try_take(5), bucket.try_take(1)] == [True, True, False]
+        assert [bucket.try_acquire(5), bucket.try_acquire(5), bucket.try_acquire(1)] == [
+            True,
+            True,
+            False,
+        ]
 
     run(case)
 
@@ -51,8 +59,8 @@ def test_without_a_limit_nobody_waits() -> None:
     async def case() -> None:
         bucket = TokenBucket(0)
         for _ in range(10):
-            assert bucket.try_take(1 << 60)
-            assert await seconds_of(bucket.take(1 << 60)) == 0
+            assert bucket.try_acquire(1 << 60)
+            assert await seconds_of(bucket.acquire(1 << 60)) == 0
 
     run(case)
 
@@ -76,7 +84,7 @@ def test_no_more_passes_than_the_rate_a_burst_and_one_object(
         begin = trio.current_time()
         passed = 0.0
         for cost in costs:
-            await bucket.take(cost)
+            await bucket.acquire(cost)
             allowed = rate * (burst + trio.current_time() - begin)
             assert passed <= allowed * (1 + 1e-9) + 1e-6
             passed += cost
@@ -91,7 +99,7 @@ def test_those_who_wait_pass_in_the_order_of_arrival_one_by_one() -> None:
         passed = []
 
         async def waiter(number: int) -> None:
-            await bucket.take(2)
+            await bucket.acquire(2)
             passed.append((number, trio.current_time() - begin))
 
         begin = trio.current_time()
@@ -109,11 +117,11 @@ def test_nobody_overtakes_those_who_wait() -> None:
         bucket = TokenBucket(1)
         bucket.charge(1)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(bucket.take, 1)
+            nursery.start_soon(bucket.acquire, 1)
             await trio.sleep(0.5)
             bucket.rate = 1e300  # the debt is paid, but the waiting task has not gone on yet
-            assert not bucket.try_take(1)
-        assert bucket.try_take(1)
+            assert not bucket.try_acquire(1)
+        assert bucket.try_acquire(1)
 
     run(case)
 
@@ -123,8 +131,8 @@ def test_a_cancelled_waiter_is_not_charged() -> None:
         bucket = TokenBucket(1)
         bucket.charge(5)
         with trio.move_on_after(1):
-            await bucket.take(100)
-        assert await seconds_of(bucket.take(1)) == pytest.approx(4)
+            await bucket.acquire(100)
+        assert await seconds_of(bucket.acquire(1)) == pytest.approx(4)
 
     run(case)
 
@@ -137,7 +145,7 @@ def test_a_new_rate_holds_for_those_who_wait(rate: float, then: float) -> None:
         waited = []
 
         async def waiter() -> None:
-            waited.append(await seconds_of(bucket.take(1)))
+            waited.append(await seconds_of(bucket.acquire(1)))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(waiter)
@@ -169,7 +177,7 @@ def test_a_limit_that_is_lifted_and_set_again_forgets_the_debt() -> None:
         bucket.rate = 0
         bucket.charge(100)
         bucket.rate = 1
-        assert bucket.try_take(1)
+        assert bucket.try_acquire(1)
 
     run(case)
 

@@ -72,7 +72,7 @@ class _Wait:
     def wanted(self, inode: Inode) -> bool:  # noqa: ARG002 (other requests ask about it)
         return not self.job.cancelled
 
-    def take(self, inode: Inode, tier: Tier, cost: int) -> bool:  # noqa: ARG002
+    def admit(self, inode: Inode, tier: Tier, cost: int) -> bool:  # noqa: ARG002
         return True
 
     def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:  # noqa: ARG002

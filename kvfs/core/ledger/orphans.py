@@ -86,7 +86,7 @@ class Orphans:
             held.reserve(0)
             self._reserve(inode, held.tier, size)
 
-    def take(self, ino: int) -> Reservation | None:
+    def take_room(self, ino: int) -> Reservation | None:
         """Give up the room of an inode that is opened after all: the caller owns the room now."""
         room = self.rooms.pop(ino, None)
         if room is None:

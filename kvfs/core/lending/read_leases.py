@@ -102,7 +102,7 @@ class ReadLeases:
             return first, []
         for inode in self._inodes(space, request, who):
             try:
-                self.portions.take(who.uid)
+                self.portions.charge(who.uid)
             except (UserLimitError, TooManyOpenError) as error:
                 log.debug("the rest is to be opened by name: %s", error)
                 break

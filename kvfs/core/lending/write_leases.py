@@ -110,7 +110,7 @@ class WriteLeases:
             name += b"." + request.shard.encode()
         mode = stat.S_IFREG | request.mode
         make = self.tree.maker(directory.ino, name, mode, who.uid, who.gid)
-        self.portions.take(who.uid)
+        self.portions.charge(who.uid)
         try:
             held = await self.objects.creation.create_at_once(
                 directory.ino, name, make, request.size

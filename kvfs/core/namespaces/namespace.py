@@ -48,11 +48,11 @@ class Limits:
         self._bytes[False].rate, self._bytes[True].rate = settings.read_bytes, settings.write_bytes
         self.on = any(b.rate for b in (*self._opens.values(), *self._bytes.values()))
 
-    async def take(self, size: int, *, written: bool) -> None:
+    async def acquire(self, size: int, *, written: bool) -> None:
         """Wait until an object of so many bytes may pass, read or written, and charge it."""
         for bucket, cost in ((self._opens[written], 1), (self._bytes[written], size)):
-            if not bucket.try_take(cost):
-                await bucket.take(cost)
+            if not bucket.try_acquire(cost):
+                await bucket.acquire(cost)
 
 
 class Namespace:

@@ -110,11 +110,11 @@ class Copies:
             if found is None and (spilled := self._spilled(inode)) is not None:
                 if not writable and self.scans.opens(spilled):
                     header = await self._header(spilled)
-                    inode.take(spilled)
+                    inode.copy_from(spilled)
                     if header is not None:
                         return header
                 stream = await self._fetch(spilled, whole=writable)
-                inode.take(spilled)
+                inode.copy_from(spilled)
                 if stream is not None:
                     return stream
                 where = self.ledger.tiers.bucket
@@ -155,7 +155,7 @@ class Copies:
             raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
         await self._unpacker.unpack(inode)
         if (current := self._current(inode)) is not None:
-            inode.take(current)
+            inode.copy_from(current)
 
     def _spilled(self, inode: Inode) -> Inode | None:
         """Return the catalog's record if the bucket has this version, else None."""
@@ -175,7 +175,7 @@ class Copies:
             if header is not None:
                 header.leave()
             raise StaleError(f"inode {inode.ino} has changed while it was opened")
-        inode.take(current)
+        inode.copy_from(current)
         return header
 
     async def _fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
@@ -189,7 +189,7 @@ class Copies:
         fetched = self._current(inode)
         if fetched is None:
             raise StaleError(f"inode {inode.ino} went away while it was opened")
-        inode.take(fetched)
+        inode.copy_from(fetched)
         return stream
 
     async def open_here(
@@ -232,7 +232,7 @@ class Copies:
         # It may have been promoted and unlinked while we waited.
         if current is None or tier not in self.ledger.tiers.holders(current):
             raise StaleError(f"inode {inode.ino} went away while it was opened")
-        inode.take(current)
+        inode.copy_from(current)
 
     async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
         """Verify a copy that looks as it was sealed: only the digest shows damage by the disk."""

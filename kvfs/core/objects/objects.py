@@ -213,7 +213,7 @@ class Objects:
         """Enter an object that was opened. where: the place that its bytes were brought from."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
         if inode.ino in self.ledger.orphans.rooms:
-            held.reservation = self.ledger.orphans.take(inode.ino)
+            held.reservation = self.ledger.orphans.take_room(inode.ino)
         if not inode.links:
             held.publish = self.publishing.to_publish(inode.ino)
         held.backing_id = self.files.register(held)

@@ -64,7 +64,7 @@ class PrefetchRequest(Protocol):
     def wanted(self, inode: Inode) -> bool:
         """Whether the object is still wanted; asked before anything is done for it."""
 
-    def take(self, inode: Inode, tier: Tier, cost: int) -> bool:
+    def admit(self, inode: Inode, tier: Tier, cost: int) -> bool:
         """Take bytes of a tier for the object, until `ended`. False if they are too many."""
 
     def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:
@@ -340,7 +340,7 @@ class Downloads:
                 continue
             if request is None:
                 room = self.room.reserve(tier, cost)
-            elif request.take(inode, tier, cost):
+            elif request.admit(inode, tier, cost):
                 room = self.room.reserve_gently(tier, cost, inode.ino)
             else:
                 room = None

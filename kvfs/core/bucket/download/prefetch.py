@@ -259,7 +259,7 @@ class Prefetch:
         self._end_idle()
         return _id(inode) in self._expecting
 
-    def take(self, inode: Inode, tier: Tier, cost: int) -> bool:
+    def admit(self, inode: Inode, tier: Tier, cost: int) -> bool:
         self.expire()
         taken = sum(one.cost for one in self._unused.values() if one.tier is tier)
         if taken + cost > tier.capacity // SHARE:

@@ -155,7 +155,7 @@ class BucketListing:
                     named_yet = [one for one in named if one[1].key not in gone]
                     if compare:
                         doubtful += self._otherwise(ino, named_yet)
-                    remote_entries.take_listed(ino, named_yet)
+                    remote_entries.enter_listed(ino, named_yet)
                     names.update(name for name, _ in named)
                     await trio.lowlevel.checkpoint()
                 await self._directories(ino, prefix, page.folders)

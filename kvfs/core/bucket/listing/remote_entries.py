@@ -90,7 +90,7 @@ class RemoteEntries:
         if answer.seen is not None:
             if self.bucket.gives_wrong_bytes(ask.key, answer.seen.etag):
                 return "absent"
-            return "here" if self.take(place, ask.key, answer.seen) else "absent"
+            return "here" if self.enter(place, ask.key, answer.seen) else "absent"
         if answer.strange:
             self.refuse(answer.strange)
         if answer.versions:
@@ -213,14 +213,14 @@ class RemoteEntries:
 
     # Files
 
-    def take(self, place: EntryName, key: str, seen: Seen) -> bool:
+    def enter(self, place: EntryName, key: str, seen: Seen) -> bool:
         """Enter a name for an object. False if it has expired. The name must not be known."""
         with self.catalog.batch() as batch:
             taken = self._enter(place, seen.stored(key), seen.facts, batch)
         self.bucket.counters["found"] += taken
         return taken
 
-    def take_listed(self, parent: int, entries: Iterable[tuple[bytes, Entry]]) -> int:
+    def enter_listed(self, parent: int, entries: Iterable[tuple[bytes, Entry]]) -> int:
         """Enter listed names that are not known yet. Returns how many are new."""
         directory = self.remote_directories.directory(parent)
         if directory is None or not self._keys_known():
@@ -248,7 +248,7 @@ class RemoteEntries:
             return
         directory = self.remote_directories.reach(name)
         if isinstance(directory, Inode):
-            self.take_listed(directory.ino, [(name.path.rpartition(b"/")[2], entry)])
+            self.enter_listed(directory.ino, [(name.path.rpartition(b"/")[2], entry)])
 
     def _enter(self, place: EntryName, stored: Stored, facts: Facts, batch: Batch) -> bool:
         directory = self.remote_directories.directory(place.parent)
