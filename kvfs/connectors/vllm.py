@@ -106,7 +106,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._requests: EngineRequests | None = None
         self._mover: Mover | None = None
         self._missing: set[int] = set()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -263,8 +263,8 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
         reason = passed_by(request)
         if not reason:
             return self._requests if self._requests.add(request) else None
-        if reason not in self._said:
-            self._said.add(reason)
+        if reason not in self._logged:
+            self._logged.add(reason)
             _log.info("request %s is not cached, nor are others: it %s", request.request_id, reason)
         return None
 

@@ -51,9 +51,9 @@ class Sample:
         self.most = most
         self.shift = 0
         self.mask = 0
-        self.fit(capacity)
+        self.resize(capacity)
 
-    def fit(self, capacity: int) -> bool:
+    def resize(self, capacity: int) -> bool:
         """Return whether the sample has changed now. It changes late, so as not to swing."""
         shift = self.shift
         while capacity >> shift > self.most:
@@ -149,7 +149,7 @@ class Observer(ABC, Generic[Which]):
     def capacity(self, entries: int) -> None:
         self._capacity = entries
         shift = self.sample.shift
-        self.sample.fit(entries)
+        self.sample.resize(entries)
         for which, ghost in self.ghosts.items():
             ghost.resize(self._entries(which), self.sample)
             ghost.misses *= 2.0 ** (shift - self.sample.shift)
@@ -239,9 +239,9 @@ class Accesses:
     def __init__(self, *observers: Observer[Any]) -> None:
         self._observers = observers
         self._since = 0  # accesses that no observer has counted
-        self.fit()
+        self.update_mask()
 
-    def fit(self) -> None:
+    def update_mask(self) -> None:
         """Adapt to changed samples: masks are of low bits, so the least is part of all."""
         self._mask = min(observer.sample.mask for observer in self._observers)
 

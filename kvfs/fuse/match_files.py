@@ -50,7 +50,7 @@ from kvfs.fuse.virtual_files import FIRST_VIRTUAL, SPAN, VirtualFileKind
 
 HANDLES_MAX = 4096  # of all users
 PENDING_MAX = 64 << 20  # bytes of incomplete questions, of all users
-SAID_AGAIN = 60.0  # s until it is logged again that a user has his part
+LOGGED_AGAIN = 60.0  # s until it is logged again that a user has his part
 
 _RECORD, _CURE = "an inode, a user and a group", "nothing, its client opens the file anew"
 _PATTERN = re.compile(r"[0-9]{1,19}( -?[0-9]{1,10} -?[0-9]{1,10})?")  # alone before 1.0
@@ -103,7 +103,7 @@ class MatchFiles(VirtualFileKind):
         self.saves = WriteLeases(tree, objects, self.leases.numbers, kernel.changed)
         self.handles = Portions(f"descriptors of {matching.NAME}", HANDLES_MAX)
         self.pending = Portions("bytes of questions that are not whole", PENDING_MAX)
-        self._said: dict[type[KvfsError], float] = {}
+        self._logged: dict[type[KvfsError], float] = {}
         self._open: dict[int, _Asked] = {}
         for path in list(directory.iterdir()):
             if asked := _remembered(path):
@@ -125,9 +125,9 @@ class MatchFiles(VirtualFileKind):
             portions.charge(uid, amount)
         except (UserLimitError, TooManyOpenError) as error:
             kind, now = type(error), time.monotonic()
-            if now - self._said.get(kind, -SAID_AGAIN) >= SAID_AGAIN:
-                self._said[kind] = now
-                log.warning("%s: %s (said once in %.0f s)", matching.NAME, error, SAID_AGAIN)
+            if now - self._logged.get(kind, -LOGGED_AGAIN) >= LOGGED_AGAIN:
+                self._logged[kind] = now
+                log.warning("%s: %s (said once in %.0f s)", matching.NAME, error, LOGGED_AGAIN)
             raise
 
     def is_in(self, directory: int) -> bool:

@@ -119,7 +119,7 @@ class Ganesha:
                         f"{self._reason(begin)}"
                     )
                 time.sleep(POLL_S)
-            if wrong := [line for line in self._said(begin) if " :CONFIG :CRIT :" in line]:
+            if wrong := [line for line in self._log_lines(begin) if " :CONFIG :CRIT :" in line]:
                 raise KvfsError(f"{PROGRAM} does not take its configuration: {wrong[0]}")
         except BaseException:
             process.kill()
@@ -128,13 +128,13 @@ class Ganesha:
 
     def _reason(self, begin: int) -> str:
         """Return the last complaint in the log since that offset."""
-        said = self._said(begin)
+        said = self._log_lines(begin)
         loud = [line for line in said if " :CRIT :" in line or " :MAJ :" in line]
         loud = [line for line in loud if ":DBUS :" not in line]  # it does without
         last = [*said, *loud] or ["it said nothing"]
         return f"{last[-1]}; see {self.log}"
 
-    def _said(self, begin: int) -> list[str]:
+    def _log_lines(self, begin: int) -> list[str]:
         """Return the lines of the log since that offset, without time, host and process."""
         with self.log.open("rb") as log:
             log.seek(begin)

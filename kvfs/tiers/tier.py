@@ -63,7 +63,7 @@ class Tier:
         self.counts_at_once = False  # its file system, each block that a file takes
         self.health = Health(f"{self.name} tier {root}", time.monotonic())
         self.calls = Calls(self.health)  # for a tier that is slow
-        self._said: set[str] = set()  # kinds of failure logged since it was healthy
+        self._logged: set[str] = set()  # kinds of failure logged since it was healthy
         self.folders = [f"{root}/objects/{number:02x}/" for number in range(FANOUT)]
 
     @property
@@ -240,10 +240,10 @@ class Tier:
         what = f"{verb}: {kind}"
         if not full:
             if self.health.state == "healthy":
-                self._said.clear()
+                self._logged.clear()
             self.health.failed(time.monotonic(), what)
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             log.error("%s (more of the same kind is not logged)", message)
         return NoSpaceError(message) if full else TierError(message)
 

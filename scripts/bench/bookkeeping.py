@@ -108,8 +108,8 @@ def measure(
         ledger.accounts.admit(inode)
         ledger.namespaces.written(inode, 0)
         if not at % 10_000:
-            namespace.fit(ledger.tiers.local)  # each second, on a mount
-    namespace.fit(ledger.tiers.local)
+            namespace.resize_policies(ledger.tiers.local)  # each second, on a mount
+    namespace.resize_policies(ledger.tiers.local)
     grown = resident_bytes(os.getpid()) - before
     tier = ledger.tiers.holders(block(ledger, 0, place))[0]
     rng = random.Random(seed)  # noqa: S311 (reproducible)

@@ -106,7 +106,7 @@ def test_a_sample_fits_its_cache(capacity: int, resized: int, most: int) -> None
     assert capacity >> sample.shift <= most
     assert sample.shift == 0 or capacity >> sample.shift >= most // 4
     shift = sample.shift
-    assert sample.fit(resized) == (sample.shift != shift)
+    assert sample.resize(resized) == (sample.shift != shift)
     assert resized >> sample.shift <= most
     assert sample.shift == 0 or resized >> sample.shift >= most // 4
 

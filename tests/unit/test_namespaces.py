@@ -1164,12 +1164,12 @@ def test_policies_know_how_much_room_there_is(tmp_path: Path) -> None:
         space = made.namespace("a", eviction="lru")
         for number in range(4):
             await made.make_file(in_ram(made, b"a/%d" % number), bytes(MIB))
-        space.fit(made.tiers)
+        space.resize_policies(made.tiers)
         room = (4 * MIB + made.fast.free) // MIB
         assert space.ram_only.policy.capacity == max(SMALLEST, room)
         made.tell("a", quota_objects="20")
         made.fast.capacity *= 10
-        space.fit(made.tiers)
+        space.resize_policies(made.tiers)
         assert space.ram_only.policy.capacity == 20
         assert space.would_be.capacity == 20
         made.fast.capacity //= 10

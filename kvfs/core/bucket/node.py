@@ -89,7 +89,7 @@ class NodeRecord:
         self.mountpoint = mountpoint
         self.published: frozenset[Space] | None = None
         self._at = 0.0
-        self._said = ""
+        self._logged = ""
 
     async def watch(self) -> None:
         """Publish the record whenever it changes, for ever."""
@@ -116,13 +116,13 @@ class NodeRecord:
         except TierError as error:  # of which StoreErrors are some
             kind = type(error).__name__
             log.log(
-                logging.DEBUG if kind == self._said else logging.WARNING,
+                logging.DEBUG if kind == self._logged else logging.WARNING,
                 "this node's record is not in %s yet: %s (said once)",
                 *(self.bucket.place, error),
             )
-            self._said = kind
+            self._logged = kind
             return
-        self.published, self._at, self._said = written.has, began, ""
+        self.published, self._at, self._logged = written.has, began, ""
 
     def _wanted(self) -> frozenset[Space]:
         """The namespaces that exist, and former ones whose keys may still be in use."""

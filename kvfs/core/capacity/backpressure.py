@@ -27,7 +27,7 @@ class Backpressure:
         self.bucket = dirty.bucket
         self.dirty = dirty
         self._stalled_at = _NEVER  # uploads that were done when writers began to wait, and when
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     async def until_not_full(self, deadline: float) -> None:
         """Wait while too many bytes are dirty. Raises NoSpaceError.
@@ -56,8 +56,8 @@ class Backpressure:
             f"{bucket.place}: {bucket.most} bytes wait for their upload, which is the most: "
             "writers wait for it, too"
         )
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             log.warning("%s (said once)", what)
 
     def helps(self, deadline: float) -> bool:

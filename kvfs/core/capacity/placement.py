@@ -35,7 +35,7 @@ class Placement:
         self.quota = quota
         self.backpressure = Backpressure(room.ledger.dirty)
         self.sizes = ExpectedSizes()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def expect(self, parent: int, name: bytes, space: Namespace) -> int | None:
         """Bytes that a file of this name will take; None if no such file is known."""
@@ -190,8 +190,8 @@ class Placement:
         why = namespace.homeless(self.ledger.tiers.local)
         name = self.ledger.namespaces.name(namespace.ino)
         what = f"namespace {name} takes no new file: {why}"
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._logged:
+            self._logged.add(what)
             log.warning("%s", what)
         return NoSpaceError(what)
 

@@ -65,7 +65,7 @@ class Watch:
                 await self._measure_space(nvme)
             ledger.accounts.note_used(self.spent())
             for namespace in list(ledger.namespaces):
-                namespace.fit(ledger.tiers.local)
+                namespace.resize_policies(ledger.tiers.local)
             ledger.work.wake()
             await trio.sleep(SPACE_PERIOD)
 

@@ -68,7 +68,7 @@ class Dirty:
         self.superseded = Superseded(catalog, self.wake if bucket.mounted else None)
         self.contested = Contested(catalog)
         self.behind = trio.Event()  # set: look for objects that were sealed before
-        self._said_sparse = False
+        self._logged_sparse = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -166,12 +166,12 @@ class Dirty:
             self._mark(inode, time.time_ns(), batch)
         if self._stays(inode) and self.meant(inode):
             log.log(
-                logging.DEBUG if self._said_sparse else logging.WARNING,
+                logging.DEBUG if self._logged_sparse else logging.WARNING,
                 "inode %d stays on this node only, and %s says 1: it is mostly holes, %d of %d "
                 "bytes are data, and a bucket has every byte of an object (said once)",
                 *(inode.ino, "user.kvfs.dirty", inode.data, inode.size),
             )
-            self._said_sparse = True
+            self._logged_sparse = True
 
     def lacking(self, inode: Inode, batch: Batch, sealed_ns: int = 0) -> None:
         """Mark an object that the bucket lacks. sealed_ns: when it was sealed, if that is known."""

@@ -28,7 +28,7 @@ class CircuitBreaker:
         self.failures = 0
         self.reason = ""
         self._quiet_until = 0.0
-        self._said = ""  # the last failure that was logged
+        self._logged = ""  # the last failure that was logged
 
     @property
     def down(self) -> bool:
@@ -52,12 +52,12 @@ class CircuitBreaker:
         self.failures += counts
         self.reason = reason
         kind = kind or reason
-        log.log(logging.DEBUG if kind == self._said else logging.WARNING, "%s", reason)
-        self._said = kind
+        log.log(logging.DEBUG if kind == self._logged else logging.WARNING, "%s", reason)
+        self._logged = kind
 
     def over(self) -> None:
         """A job went well."""
-        self.failures, self._said = 0, ""
+        self.failures, self._logged = 0, ""
 
     def _tell_health(self, what: str, error: Exception) -> None:
         """Tell the health of NVMe: all movers use it, and RAM can only be full."""

@@ -53,8 +53,8 @@ class TierTransfers:
         self.sending: set[int] = set()
         self.unpacking: set[int] = set()
         self._fair = FairQueue(movers.workers)
-        self._said_too_large = False
-        self._said_packing: set[str] = set()  # names of tiers
+        self._logged_too_large = False
+        self._logged_packing: set[str] = set()  # names of tiers
 
     def written(self, ino: int) -> bool:
         """Whether a copy of the object would be useless.
@@ -156,12 +156,12 @@ class TierTransfers:
         """Exclude the object from demotion: the disk is healthy, and no later try would succeed."""
         self.ledger.namespaces.of(inode).refuse_too_large(inode)
         log.log(
-            logging.DEBUG if self._said_too_large else logging.WARNING,
+            logging.DEBUG if self._logged_too_large else logging.WARNING,
             "inode %d is not copied to the %s tier, whose files cannot have its %d bytes; it is "
             "lost when it leaves RAM (said once): %s",
             *(inode.ino, target.name, inode.size, error),
         )
-        self._said_too_large = True
+        self._logged_too_large = True
 
     async def _carry(
         self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
@@ -203,11 +203,11 @@ class TierTransfers:
         counters["not_compressed"] += 1
         if packing.failure:
             log.log(
-                logging.DEBUG if tier.name in self._said_packing else logging.WARNING,
+                logging.DEBUG if tier.name in self._logged_packing else logging.WARNING,
                 "inode %d is not compressed (said once): %s",
                 *(inode.ino, packing.failure),
             )
-            self._said_packing.add(tier.name)
+            self._logged_packing.add(tier.name)
 
     def _enter(self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None) -> None:
         """Record the new copy in the catalog. Raises CatalogError."""

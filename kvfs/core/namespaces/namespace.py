@@ -80,7 +80,7 @@ class Namespace:
         self.too_large: set[int] = set()  # inodes that only RAM has: they are too large for NVMe
         self.limits = Limits(settings)
         self.opens = OpenOrder()
-        entries = max(SMALLEST, settings.quota_objects)  # until `fit` has measured
+        entries = max(SMALLEST, settings.quota_objects)  # until `resize_policies` has measured
         self.would_be = eviction.WhatIf(entries)
         self.choice = eviction.PolicySelector(entries)  # the policy by which objects go
         # The policy by which objects leave RAM. Without a lower tier it is the same one.
@@ -202,7 +202,7 @@ class Namespace:
         """The key of the block before a block in its prompt; 0: not known."""
         return next(filter(None, (order.parent(key) for order in self.orders)), 0)
 
-    def fit(self, tiers: list[Tier]) -> None:
+    def resize_policies(self, tiers: list[Tier]) -> None:
         """Set the capacity of its policies: the objects that have room, at their mean size.
 
         The room is its own bytes and the free ones. Bytes of other namespaces do not count, even if
@@ -229,7 +229,7 @@ class Namespace:
             if self.whole is not None:
                 self.whole.give_room_for(most)
         self.would_be.follow(self.winner or "lru")
-        self.accesses.fit()
+        self.accesses.update_mask()
 
     @property
     def winner(self) -> str:

@@ -140,7 +140,7 @@ class Downloads:
         self.reading: Counter[str] = Counter()  # keys of objects that are read while they come
         self._matched = matched
         self._jobs = jobs
-        self._said = ""  # the kind of the last failure that was logged, until a fetch succeeds
+        self._logged = ""  # the kind of the last failure that was logged, until a fetch succeeds
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): their streams failed
         self._belied: LastSeen[str] = LastSeen()  # keys whose object the store did not give
 
@@ -176,7 +176,7 @@ class Downloads:
         inode = running.inode
         try:
             await self._fetch(inode, running)
-            self._said = ""
+            self._logged = ""
         except FOR_GOOD as error:
             if running.stream is not None:  # next time its opens fail, not its reads
                 self._spoiled.add((inode.ino, inode.version))
@@ -185,11 +185,11 @@ class Downloads:
             self.bucket.failed("download", error)
             kind = type(error).__name__
             log.log(
-                logging.DEBUG if kind == self._said else logging.WARNING,
+                logging.DEBUG if kind == self._logged else logging.WARNING,
                 "inode %d stays in the bucket (said once for all): %s",
                 *(inode.ino, error),
             )
-            self._said = kind
+            self._logged = kind
             raise
         except (KvfsError, OSError) as error:
             expected = isinstance(error, StaleError) or not running.turn.urgent

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SECOND = 10**9
 FILE_MODE = 0o644  # of listed files
 SHARE = 4  # conflicts end only while less than one part of this many of `most` is dirty
-SAID_FOR = 60.0  # s in which only one end of a conflict is logged
+LOGGED_FOR = 60.0  # s in which only one end of a conflict is logged
 
 
 def is_stub(inode: Inode) -> bool:
@@ -52,7 +52,7 @@ class RemoteEntries:
         self.dirty = tree.ledger.dirty
         self.superseded = self.dirty.superseded
         self.keys = bucket.keys
-        self._said_at = -math.inf
+        self._logged_at = -math.inf
         self.remote_directories = RemoteDirectories(tree, bucket)
 
     # Questions
@@ -156,14 +156,14 @@ class RemoteEntries:
         with self.catalog.batch() as batch:
             self.dirty.lacking(inode, batch)
         bucket.counters["conflicts_ended"] += 1
-        said = trio.current_time() < self._said_at + SAID_FOR
+        logged = trio.current_time() < self._logged_at + LOGGED_FOR
         log.log(
-            logging.DEBUG if said else logging.INFO,
+            logging.DEBUG if logged else logging.INFO,
             "inode %d is to go up: no other object has its name in %s any more "
             "(said once a minute)",
             *(ino, bucket.place),
         )
-        self._said_at = self._said_at if said else trio.current_time()
+        self._logged_at = self._logged_at if logged else trio.current_time()
         return "absent"
 
     def compare(self, ino: int, entry: Entry) -> NameState:

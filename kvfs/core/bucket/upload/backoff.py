@@ -29,7 +29,7 @@ class Backoff:
         self.refused = False
         self._failures = 0  # in a row
         self._quiet_until = 0.0
-        self._said = ""
+        self._logged = ""
 
     @property
     def ready(self) -> bool:
@@ -46,11 +46,11 @@ class Backoff:
         self.bucket.failed(what, error)
         kind = type(error).__name__
         log.log(
-            logging.DEBUG if kind == self._said else logging.WARNING,
+            logging.DEBUG if kind == self._logged else logging.WARNING,
             "%s: the %s is tried again: %s",
             *(self.bucket.place, what, error),
         )
-        self._said = kind
+        self._logged = kind
         self._failures += 1
         pause = min(LONGEST_PAUSE, 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 (jitter)
         self._quiet_until = max(self._quiet_until, trio.current_time() + pause)
@@ -58,7 +58,7 @@ class Backoff:
 
     def worked(self) -> None:
         """Note that an upload succeeded."""
-        self._failures, self._said, self.refused = 0, "", False
+        self._failures, self._logged, self.refused = 0, "", False
 
     def reset(self) -> None:
         """End the pause: the store answers."""
