@@ -114,7 +114,7 @@ class Inode:
         return 2 + self.subdirs if self.is_dir and self.links else len(self.links)
 
     @property
-    def told(self) -> str:
+    def attributes(self) -> str:
         """Its mode, owner, group and time, which the bucket stores beside its bytes."""
         return f"{stat.S_IMODE(self.mode):04o} {self.uid} {self.gid} {self.mtime_ns}"
 

@@ -53,7 +53,7 @@ TWO = Struct(">QQ")
 class Stored(NamedTuple):
     """An object in the bucket. `digest` and `size` are of the stored bytes, see `codec`.
 
-    told: its mode, owner and time there, as `Inode.told`; "": not known.
+    attributes: its mode, owner and time there, as `Inode.attributes`; "": not known.
     """
 
     key: str
@@ -61,7 +61,7 @@ class Stored(NamedTuple):
     size: int
     digest: bytes
     codec: str = "none"
-    told: str = ""
+    attributes: str = ""
 
 
 class Dentry(NamedTuple):
@@ -123,7 +123,7 @@ _STORED = Struct(">Q16s")
 
 def stored_value(stored: Stored) -> bytes:
     """The value of a key of STORED."""
-    text = f"{stored.key}\0{stored.etag}\0{stored.codec}\0{stored.told}"
+    text = f"{stored.key}\0{stored.etag}\0{stored.codec}\0{stored.attributes}"
     return _STORED.pack(stored.size, stored.digest) + text.encode()
 
 

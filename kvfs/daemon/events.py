@@ -66,7 +66,7 @@ class Events(logging.Handler):
     def watch(self, healths: Iterable[Health]) -> None:
         """Make an event of each change of their states from now on."""
         for health in healths:
-            health.told = partial(self._state, health)
+            health.on_change = partial(self._state, health)
 
     def _state(self, health: Health, before: HealthState) -> None:
         self.add("tier", name=health.name, before=before, now=health.state, why=health.why)

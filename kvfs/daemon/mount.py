@@ -211,7 +211,7 @@ class Mount:
         await trio.to_thread.run_sync(change, config.access_log, config.access_log_size)
 
     def _begin_events(self) -> None:
-        self.dispatcher.scrub.told = self.events.add
+        self.dispatcher.scrub.on_event = self.events.add
         healths = [tier.health for tier in self.ledger.tiers.local]
         self.events.watch(healths if self.bucket is None else [*healths, self.bucket.health])
         kind = "takeover" if self.takeover else "started"

@@ -36,8 +36,8 @@ from kvfs.s3.transfer import ATTEMPT, StoreTransfers
 class About(NamedTuple):
     """An object's facts besides its bytes. `digest`: b"" if it was not computed.
 
-    told: mode, owner and time once more, as the catalog has them for the bucket. element_size:
-    bytes of a number in the object, None if unknown.
+    attributes: mode, owner and time once more, as the catalog has them for the bucket.
+    element_size: bytes of a number in the object, None if unknown.
     """
 
     size: int
@@ -49,7 +49,7 @@ class About(NamedTuple):
     key: int
     parent_key: int
     model: str
-    told: str
+    attributes: str
     element_size: int | None = None
 
 
@@ -136,7 +136,12 @@ def same(transfers: StoreTransfers, key: str, digest: bytes, about: About) -> St
         )
     # Mode and time beside the object are the other node's, and stay.
     return Stored(
-        key, head.etag, found.stored_size, found.stored_digest, found.codec, told=about.told
+        key,
+        head.etag,
+        found.stored_size,
+        found.stored_digest,
+        found.codec,
+        attributes=about.attributes,
     )
 
 
@@ -210,10 +215,10 @@ def ids_noted(notes: str) -> frozenset[str]:
 def _noted_in(path: Path) -> tuple[str, str] | None:
     """Key and id; None if the upload is done, or `noted` did not write the file: then it stays."""
     try:
-        told = kept.read_table(path, "a key and the id of an upload", "remove it") or {}
+        noted = kept.read_table(path, "a key and the id of an upload", "remove it") or {}
     except ConfigError:
         return None
-    key, upload_id = told.get("key"), told.get("upload_id")
+    key, upload_id = noted.get("key"), noted.get("upload_id")
     if not isinstance(key, str) or not isinstance(upload_id, str):
         return None
     # With another key's note it would abort the wrong upload.

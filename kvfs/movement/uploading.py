@@ -58,7 +58,9 @@ def upload(
             )
         if copy is not None:
             sent, digest = fd, about.digest
-            stored = Stored(target.key, "", copy.size, copy.digest, copy.codec, told=about.told)
+            stored = Stored(
+                target.key, "", copy.size, copy.digest, copy.codec, attributes=about.attributes
+            )
         elif packed is None:
             digest = about.digest
             if about.size > LEAST or not digest:  # metadata go before the bytes
@@ -66,14 +68,22 @@ def upload(
             if not about.digest:
                 _expect_written(fd, source)
             first = header.weigh(fd, about.size)
-            sent, stored = fd, Stored(target.key, "", about.size, digest, told=about.told)
+            sent, stored = (
+                fd,
+                Stored(target.key, "", about.size, digest, attributes=about.attributes),
+            )
         else:
             digest = packed.content
             if not about.digest:
                 _expect_written(fd, source)
             sent = packed.fd
             stored = Stored(
-                target.key, "", packed.size, packed.digest, packed.codec, told=about.told
+                target.key,
+                "",
+                packed.size,
+                packed.digest,
+                packed.codec,
+                attributes=about.attributes,
             )
         expect_source(target.key, digest, about.digest or digest)
         metadata = publishing.facts(about, stored, digest, chunks, first).metadata()
@@ -165,7 +175,7 @@ def copy(
                     begun=note,
                     token=target.token,
                 )
-        done = source._replace(key=target.key, etag=etag, told=about.told)
+        done = source._replace(key=target.key, etag=etag, attributes=about.attributes)
     except ObjectExistsError:
         done = publishing.same(transfers, target.key, about.digest, about)
     failpoints.reach("movement.uploaded")

@@ -66,7 +66,7 @@ class Health:
         self.since = now
         self.stuck = False
         self._good = self._bad = 0  # probes in a row
-        self.told: Callable[[HealthState], object] = (
+        self.on_change: Callable[[HealthState], object] = (
             _nothing  # gets each change, with the state before
         )
 
@@ -119,7 +119,7 @@ class Health:
             log.info("%s is healthy again", self.name)
         before, self.state = self.state, state
         self.since = now
-        self.told(before)
+        self.on_change(before)
 
 
 class OverdueError(TierError):

@@ -61,13 +61,13 @@ def read(transfers: StoreTransfers, folder: Path, stored: Stored) -> bytes:
 @pytest.mark.parametrize("key", ["a", "b%20"])
 def test_bytes_stay_and_facts_change(transfers: StoreTransfers, tmp_path: Path, key: str) -> None:
     source = put(transfers.store)
-    about = ABOUT._replace(mode=0o600, mtime_ns=7, told="0600 1 2 7")
+    about = ABOUT._replace(mode=0o600, mtime_ns=7, attributes="0600 1 2 7")
     target = Target(key, None, once=key != "a", token="t")  # noqa: S106 (no password)
     done = uploading.copy(transfers, source, about, target, str(tmp_path))
     found = Facts.of_head(key, transfers.store.head(key))
     assert (found.mode, found.mtime_ns, found.digest) == (0o600, 7, ABOUT.digest)
     assert (found.chunks, found.header) == (chunks_of(CONTENT), FIRST)
-    assert (done.digest, done.stored.told) == (ABOUT.digest, "0600 1 2 7")
+    assert (done.digest, done.stored.attributes) == (ABOUT.digest, "0600 1 2 7")
     assert transfers.store.head(key).metadata["kvfs-put"] == "t"
     assert not list(transfers.store.uploads(""))
     assert not list(tmp_path.iterdir())
@@ -80,7 +80,7 @@ def test_what_has_the_name_stays(transfers: StoreTransfers, tmp_path: Path) -> N
         uploading.copy(transfers, source, ABOUT, Target("b", None, once=True), str(tmp_path))
     same = put(transfers.store, "c")
     done = uploading.copy(transfers, source, ABOUT, Target("c", None, once=True), str(tmp_path))
-    assert done.stored == same._replace(told=ABOUT.told)
+    assert done.stored == same._replace(attributes=ABOUT.attributes)
     assert transfers.store.head("b").etag == other.etag
     assert not list(transfers.store.uploads(""))
 

@@ -454,7 +454,7 @@ def test_what_is_no_model_is_none(key: bytes, value: bytes) -> None:
         size=st.integers(0, (1 << 63) - 1),
         digest=st.binary(min_size=16, max_size=16),
         codec=st.sampled_from(["none", "blosc-zstd-s2/1"]),
-        told=st.sampled_from(["", "0644 0 1000 -1700000000"]),
+        attributes=st.sampled_from(["", "0644 0 1000 -1700000000"]),
     )
 )
 def test_what_a_bucket_has_comes_back_as_it_was(stored: Stored) -> None:

@@ -77,7 +77,7 @@ def there(
         transfers, str(source), MTIME, about(content, known), target, str(folder), scratch
     )
     assert done.digest == digest(content)
-    assert done.stored.told == "0644 1 2 0"
+    assert done.stored.attributes == "0644 1 2 0"
     return done.stored, done.packing
 
 

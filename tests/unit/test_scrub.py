@@ -57,7 +57,7 @@ class Watched:
         self.read: list[tuple[float, str]] = []
         self.events: list[dict[str, object]] = []
         self.scrub = Scrub(made.dispatcher.transfers, made.movers, period, clock=today)
-        self.scrub.told = self._told
+        self.scrub.on_event = self._told
         self._run = made.movers.run
         made.movers.run = self._note  # type: ignore[method-assign,assignment]
 

@@ -113,7 +113,7 @@ def pause(cost: int, cpu: float, *, period: float, left: float, passed: int, tot
 class Scrub:
     """Scrubs the copies of a mount. Run `run()` as long as the mount lives.
 
-    period: seconds of a pass, 0 for none. told: takes events. clock: the time of day.
+    period: seconds of a pass, 0 for none. on_event: takes events. clock: the time of day.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Scrub:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.movers = movers
-        self.told: Callable[..., None] = lambda *_, **__: None
+        self.on_event: Callable[..., None] = lambda *_, **__: None
         self.counters = {tier.name: Counter[str]() for tier in self.ledger.tiers.local}
         self.cpu_seconds = 0.0
         self._period = period
@@ -361,7 +361,7 @@ class Scrub:
         elif result:
             self._count(current, copy, "rotten")
             path = copy.tier.path(copy.ino, copy.version)
-            self.told("rotten", tier=copy.tier.name, inode=copy.ino, file=path, why=result)
+            self.on_event("rotten", tier=copy.tier.name, inode=copy.ino, file=path, why=result)
             self.transfers.rotten(inode, copy.tier)
         else:
             self._count(current, copy, "objects")
@@ -386,7 +386,7 @@ class Scrub:
                 *(current.objects, current.bytes, facts["seconds"]),
                 *(current.rotten, current.unread),
             )
-        self.told("scrub", **facts)
+        self.on_event("scrub", **facts)
 
     def _note(self, current: Pass) -> None:
         """Note the position for the next daemon. Raises CatalogError."""

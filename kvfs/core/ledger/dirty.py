@@ -188,14 +188,14 @@ class Dirty:
         if not self.on or not inode.in_bucket or inode.ino in self:
             return
         stored = self.stored(inode.ino)
-        if stored and stored.told not in {"", inode.told} and self.wanted(inode):
+        if stored and stored.attributes not in {"", inode.attributes} and self.wanted(inode):
             self._mark(inode, time.time_ns(), batch)
 
     def is_there(self, inode: Inode, stored: Stored | None, key: str | None) -> bool:
         """Whether the bucket has this version at this key, with the attributes that it has now."""
         if not inode.in_bucket or stored is None or stored.key != key:
             return False
-        return stored.told in {"", inode.told}
+        return stored.attributes in {"", inode.attributes}
 
     def named(
         self,

@@ -88,7 +88,7 @@ class Walks:
             entries = self.catalog.entries_after(place.ino, place.cookie, STEP)
             if entries:
                 place.cookie = entries[-1].cookie
-                way += self._clear_files(entries, place, told=prefix)
+                way += self._clear_files(entries, place, tell_kernel=prefix)
             elif place.busy:
                 place.cookie, place.busy = 0, False
                 await trio.sleep(BUSY_PERIOD)
@@ -104,10 +104,12 @@ class Walks:
                 failpoints.reach("walks.cleared")
             await self._pause()
 
-    def _clear_files(self, entries: list[Dentry], place: "_Place", *, told: bool) -> list["_Place"]:
+    def _clear_files(
+        self, entries: list[Dentry], place: "_Place", *, tell_kernel: bool
+    ) -> list["_Place"]:
         """Unlink the files among some entries; return the directories, which are to be cleared.
 
-        told: tell the kernel of each name that goes.
+        tell_kernel: tell the kernel of each name that goes.
         """
         deeper = []
         with self.catalog.batch() as batch:
@@ -120,7 +122,7 @@ class Walks:
                     place.busy = True
                 else:
                     self._unlink(place.ino, entry, inode, batch)
-                    if told:
+                    if tell_kernel:
                         batch.then(partial(self.ledger.gone, place.ino, entry.name, entry.ino))
         return deeper
 

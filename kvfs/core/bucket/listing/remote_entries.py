@@ -269,7 +269,7 @@ class RemoteEntries:
         if inode.model and not inode.parent_key and facts.key == inode.key:
             inode.parent_key = facts.parent_key
         if facts.digest:
-            stored = stored._replace(told=inode.told)
+            stored = stored._replace(attributes=inode.attributes)
         batch.put(inode)
         batch.link(place.parent, Dentry(place.name, inode.ino, inode.ino))
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
@@ -279,7 +279,7 @@ class RemoteEntries:
     def _complete(self, inode: Inode, key: str, seen: Seen) -> None:
         before = inode.copy()
         _describe(inode, seen.facts)
-        stored = seen.stored(key)._replace(told=inode.told)
+        stored = seen.stored(key)._replace(attributes=inode.attributes)
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))

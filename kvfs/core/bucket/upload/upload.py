@@ -180,7 +180,7 @@ class Uploads:
             inode.key,
             inode.parent_key,
             engine_and_model[1],
-            inode.told,
+            inode.attributes,
             self.ledger.namespaces.places.element_size(inode),
         )
 
@@ -196,7 +196,7 @@ class Uploads:
             self.transfers.count_packing(inode, self.bucket, uploaded.packing, size)
         current = self.transfers.still_current(inode.ino, inode.version)
         if current is not None:
-            clean = dirty.key(current) == key and uploaded.stored.told == current.told
+            clean = dirty.key(current) == key and uploaded.stored.attributes == current.attributes
             ledger.records.add_stored(current, uploaded.stored, uploaded.digest, clean=clean)
             self.quota.trim(ledger.namespaces.of(current))  # the namespace may evict it now
             return
