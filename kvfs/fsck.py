@@ -159,7 +159,7 @@ def _ledger(nvme: NvmeTier, catalog: Catalog) -> Ledger:
         Tiers(_memory(nvme.identity, catalog), nvme),
         session=past.last,
         suspect=range(past.low, past.high + 1),
-        gone=lambda _parent, _name, _ino: None,
+        invalidate_name=lambda _parent, _name, _ino: None,
     )
     ledger.accounts.first_new = catalog.counter
     doubts.load(ledger.records)

@@ -81,7 +81,7 @@ class Mount:
         else:
             self.session_file = create_file(session_file, config.mountpoint)
         self.storage = MountStorage(config, self.directory, self.bucket, takeover=self.takeover)
-        self.ledger = self.storage.open(self.backings.gone)
+        self.ledger = self.storage.open(self.backings.invalidate_name)
         self.exporters: list[Exporter] = []
         try:
             self.templates = self._read_templates()
@@ -163,7 +163,7 @@ class Mount:
                 unpacker=self.dispatcher.unpacking,
             )
             self.lifecycle = Lifecycle(
-                tree, gone=self.backings.detached, warmer=self.dispatcher.warm
+                tree, invalidate_tree=self.backings.invalidate_tree, warmer=self.dispatcher.warm
             )
             self.walks = Walks(tree, quota)
             self.ranking = Ranking(self.lifecycle)

@@ -19,7 +19,7 @@ from kvfs.config import Config
 from kvfs.core.ledger import doubts, recovery
 from kvfs.core.ledger.dirty import CAUGHT_UP, FACT
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.core.ledger.removals import NameGone
+from kvfs.core.ledger.removals import InvalidateName
 from kvfs.core.ledger.sessions import mounted_as, past_sessions, ram_epoch
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.names.tree import Tree
@@ -47,12 +47,12 @@ class MountStorage:
         self._catalog: Catalog | None = None
         self._session = 0  # `close` ends this session
 
-    def open(self, gone: NameGone) -> Ledger:
+    def open(self, invalidate_name: InvalidateName) -> Ledger:
         """Begin a session, or go on with the predecessor's. Raises ConfigError."""
         deadline = time.monotonic() + (LOCKS_PATIENCE if self.takeover else 0)
         while True:
             try:
-                return self._open(gone)
+                return self._open(invalidate_name)
             # The dead predecessor still holds the locks for a moment; or the catalog cannot be
             # read, which is a refusal like any other.
             except (ConfigError, CatalogError) as error:
@@ -66,7 +66,7 @@ class MountStorage:
                     raise
                 time.sleep(0.02)
 
-    def _open(self, gone: NameGone) -> Ledger:
+    def _open(self, invalidate_name: InvalidateName) -> Ledger:
         config = self.config
         identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
         if config.nvme is not None:
@@ -101,7 +101,7 @@ class MountStorage:
             *(self._catalog, self._ram, self._nvme),
             bucket=self.bucket,
             takeover=self.takeover,
-            gone=gone,
+            invalidate_name=invalidate_name,
         )
         self._session = ledger.session
         return ledger
@@ -207,7 +207,7 @@ def begin_session(
     *,
     bucket: Bucket | None = None,
     takeover: bool,
-    gone: NameGone,
+    invalidate_name: InvalidateName,
 ) -> Ledger:
     """Number this session, and say which earlier ones a power loss makes suspect.
 
@@ -227,7 +227,7 @@ def begin_session(
         Tiers(ram, nvme, bucket),
         session=last if goes_on else last + 1,
         suspect=range(low, high + 1),
-        gone=gone,
+        invalidate_name=invalidate_name,
     )
     doubts.load(ledger.records)
     with catalog.batch() as batch:

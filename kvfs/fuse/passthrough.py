@@ -195,7 +195,7 @@ class Passthrough:
         return _passthrough.fill(request, fd, offset, length, nowait)
 
     @staticmethod
-    def gone(parent: int, name: bytes, ino: int) -> None:
+    def invalidate_name(parent: int, name: bytes, ino: int) -> None:
         """Tell the kernel that a name is gone. Never blocks.
 
         If the bounded queue is full, the kernel's own timeout ends the name. An open of such a name
@@ -216,12 +216,12 @@ class Passthrough:
             if error.errno not in {errno.ENOENT, errno.ENOTCONN, errno.ENODEV}:  # no such inode
                 raise
 
-    def detached(self, parent: int, name: bytes, ino: int) -> None:
+    def invalidate_tree(self, parent: int, name: bytes, ino: int) -> None:
         """Tell the kernel that a name is gone with all below it. On return the kernel knows it.
 
         The kernel looks up every name on the mount once more, because it may have cached millions
-        of names below, and messages of `gone` wait in a queue. Before Linux 6.16 only that queue is
-        left.
+        of names below, and messages of `invalidate_name` wait in a queue. Before Linux 6.16 only
+        that queue is left.
         """
         try:
             os.write(self._device, _NOTIFY.pack(_NOTIFY.size, _INC_EPOCH, 0))
@@ -229,4 +229,4 @@ class Passthrough:
             if error.errno not in {errno.EINVAL, errno.ENOTCONN, errno.ENODEV}:
                 raise
             log.debug("names of inode %d are left to the kernel's queue: %s", ino, error)
-        self.gone(parent, name, ino)
+        self.invalidate_name(parent, name, ino)

@@ -86,7 +86,7 @@ def run(objects: int, place: str, eviction: str, seed: int) -> dict[str, float]:
         ram = RamTier(Path(folder) / "ram", room, identity="b", epoch=1, huge="never")
         nvme = NvmeTier(Path(folder) / "nvme", room)
         try:
-            ledger = Ledger(catalog, Tiers(ram, nvme), session=1, gone=lambda *_: None)
+            ledger = Ledger(catalog, Tiers(ram, nvme), session=1, invalidate_name=lambda *_: None)
             ledger.accounts.end_census()
             namespace = Namespace(NAMESPACE, Settings.parse({"eviction": eviction}))
             ledger.namespaces._all[NAMESPACE] = namespace  # noqa: SLF001 (no directory is made)

@@ -51,7 +51,7 @@ class Spaces:
 
 
 def lifecycle(made: World) -> Lifecycle:
-    return Lifecycle(made.tree, gone=made._gone, warmer=made.dispatcher.warm)
+    return Lifecycle(made.tree, invalidate_tree=made._gone, warmer=made.dispatcher.warm)
 
 
 async def store(made: World, name: bytes, parent: int) -> Inode:

@@ -29,7 +29,9 @@ async def populate(made: World, top: int, depth: int) -> list[int]:
 
 def test_a_dropped_tree_is_cleared_but_for_what_is_in_use(tmp_path: Path) -> None:
     async def case(made: World) -> None:
-        lifecycle = Lifecycle(made.tree, gone=lambda *_: None, warmer=made.dispatcher.warm)
+        lifecycle = Lifecycle(
+            made.tree, invalidate_tree=lambda *_: None, warmer=made.dispatcher.warm
+        )
         space = lifecycle.make("kv", {}, uid=0, gid=0)
         inos = await populate(made, space.ino, 2)
         reader = await made.objects.open(inos[STEP], writable=False)

@@ -104,7 +104,7 @@ def test_the_kernel_is_told_of_a_name_that_is_gone() -> None:
     """NOTIFY_INVAL_ENTRY: header (length, 3, 0), then parent, length, padding, name, NUL."""
     code = """
 attach()
-Passthrough.gone(5, b'name', 7)
+Passthrough.invalidate_name(5, b'name', 7)
 print(*struct.unpack('<IiQQII5s', kernel.recv(100)))
 """
     assert python(code) == r"37 3 0 5 4 0 b'name\x00'"
@@ -114,7 +114,7 @@ def test_the_teller_has_nothing_open_but_the_device() -> None:
     """Else it would keep the locks of a daemon that was killed while it waits in the kernel."""
     code = """
 attach()
-Passthrough.gone(5, b'name', 7)
+Passthrough.invalidate_name(5, b'name', 7)
 kernel.recv(100)
 [tid] = set(os.listdir('/proc/self/task')) - {str(os.getpid())}
 print(os.listdir(f'/proc/self/task/{tid}/fd') == [str(device.fileno())])
@@ -133,7 +133,7 @@ def test_who_drops_a_directory_has_told_the_kernel() -> None:
     assert (
         python(
             "attach()\nmount = Passthrough()\nmount._device = device.fileno()\n"
-            "mount.detached(1, b'a', 2)\nprint(struct.unpack('<IiQ', kernel.recv(99)))"
+            "mount.invalidate_tree(1, b'a', 2)\nprint(struct.unpack('<IiQ', kernel.recv(99)))"
         )
         == "(16, 8, 0)"
     )

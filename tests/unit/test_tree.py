@@ -53,7 +53,9 @@ class Clock:
 @pytest.fixture
 def tree(tmp_path: Path) -> Iterator[Tree]:
     catalog = Catalog(tmp_path / "catalog")
-    made = Tree(Ledger(catalog, Tiers(None, None), session=1, gone=lambda *_: None), now=Clock())
+    made = Tree(
+        Ledger(catalog, Tiers(None, None), session=1, invalidate_name=lambda *_: None), now=Clock()
+    )
     made.make_root(uid=7, gid=8)
     yield made
     check(made)

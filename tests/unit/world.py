@@ -256,7 +256,7 @@ class World:
             self.nvme,
             bucket=self.bucket,
             takeover=False,
-            gone=self._gone,
+            invalidate_name=self._gone,
         )
         self.gone.clear()  # no kernel knows yet
         self.ledger.accounts.estimate()
@@ -282,7 +282,9 @@ class World:
             notes=str(notes),
             identity="w",
         )
-        self.lifecycle = Lifecycle(self.tree, gone=self._gone, warmer=self.dispatcher.warm)
+        self.lifecycle = Lifecycle(
+            self.tree, invalidate_tree=self._gone, warmer=self.dispatcher.warm
+        )
         self.swept = False
         self.backings = Ids(1000 if self.passthrough else 0)
         self.files = self.kind(self.ledger.records, self.ledger.counters, self.backings)

@@ -75,17 +75,17 @@ def _raw(name: str) -> bytes:
 
 
 class Lifecycle:
-    """Changes namespaces. `gone(parent, name, ino)` is told of each removed tree."""
+    """Changes namespaces. `invalidate_tree(parent, name, ino)` is told of each removed tree."""
 
     def __init__(
-        self, tree: Tree, *, gone: Callable[[int, bytes, int], None], warmer: Warmer
+        self, tree: Tree, *, invalidate_tree: Callable[[int, bytes, int], None], warmer: Warmer
     ) -> None:
         self.tree = tree
         self.warmer = warmer
         self.ledger: Ledger = tree.ledger
         self.namespaces = tree.namespaces
         self.catalog = tree.catalog
-        self.gone = gone
+        self.invalidate_tree = invalidate_tree
 
     # By name
 
@@ -239,7 +239,7 @@ class Lifecycle:
                 batch.set_xattr(fresh.ino, attribute, value)
             self.namespaces.set(fresh.ino, settings, batch)
             batch.answers()
-        self.gone(ROOT_INO, name.name, directory.ino)
+        self.invalidate_tree(ROOT_INO, name.name, directory.ino)
         return self.namespaces.of(fresh)
 
     def drop(self, directory: Inode) -> None:
@@ -253,7 +253,7 @@ class Lifecycle:
         with self.catalog.batch() as batch:
             self._detach(directory, name, batch)
             batch.put(root)
-        self.gone(ROOT_INO, name.name, directory.ino)
+        self.invalidate_tree(ROOT_INO, name.name, directory.ino)
 
     def _entry(self, directory: Inode) -> Dentry:
         parent, cookie = directory.links[0]

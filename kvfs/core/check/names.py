@@ -147,7 +147,7 @@ class NameCheck:
                 batch.erase(keys.COOKIES, keys.cookie_key(parent, entry.cookie))
                 if self._named(parent, entry.name) == entry:
                     batch.erase(keys.NAMES, keys.name_key(parent, entry.name))
-            survey.ledger.gone(parent, entry.name, entry.ino)
+            survey.ledger.invalidate_name(parent, entry.name, entry.ino)
             if inode is not None and only:
                 self.to_lost_found(inode)
             elif inode is not None:
@@ -251,7 +251,7 @@ class NameCheck:
 
         def remove() -> None:
             survey.erase(keys.NAMES, key)
-            survey.ledger.gone(parent, entry.name, entry.ino)
+            survey.ledger.invalidate_name(parent, entry.name, entry.ino)
 
         path = survey.entry_path(parent, entry.name)
         what = f"it can be looked up, but is not listed as inode {entry.ino}"

@@ -245,7 +245,7 @@ class NamespaceCheck:
             if entry is not None:
                 batch.unlink(parent, entry)
         if entry is not None:
-            self.ledger.gone(parent, entry.name, inode.ino)
+            self.ledger.invalidate_name(parent, entry.name, inode.ino)
 
     def _check_unaccounted(self, inode: Inode | None, _: bytes) -> str:
         if inode is None or not inode.is_dir:

@@ -88,7 +88,7 @@ class MarkCheck:
                 fits = fits and inode.sealed and bool(inode.links)
             if not fits and not self.survey.in_use(ino) and not self.survey.to_be_recovered(ino):
                 what = "the bucket has, or is to get, what is no file any more"
-                gone = partial(self.ledger.dirty.gone, ino)
+                gone = partial(self.ledger.dirty.unlinked, ino)
                 self._report(ino, inode, what, partial(self.survey.change, gone))
 
     def _report(self, ino: int, inode: Inode | None, what: str, mend: "partial[None]") -> None:

@@ -224,7 +224,7 @@ class Survey:
     def remove(self, parent: int, entry: Dentry) -> None:
         """Remove the entry. The caller changes the inode's links."""
         self.change(lambda batch: batch.unlink(parent, entry))
-        self.ledger.gone(parent, entry.name, entry.ino)
+        self.ledger.invalidate_name(parent, entry.name, entry.ino)
 
     @asynccontextmanager
     async def hold(self, ino: int) -> AsyncIterator[None]:

@@ -232,7 +232,7 @@ class Dirty:
             if (stored := self.stored(inode.ino)) is not None:
                 batch.then(partial(self.superseded.claim, inode.ino, stored.key))
 
-    def gone(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
+    def unlinked(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
         """Unmark an object that lost its last name. delete: its key is ours, and goes as well."""
         if not self.on:
             return

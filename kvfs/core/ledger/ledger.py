@@ -47,7 +47,7 @@ class Ledger:
     """The parts of one mount.
 
     session: the number of this session. suspect: sessions whose bytes on NVMe need a digest to be
-    trusted. gone: `gone(parent, name, ino)` is called for each name that eviction removes.
+    trusted. `invalidate_name(parent, name, ino)` is called for each name that eviction removes.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Ledger:
         *,
         session: int,
         suspect: range = range(0),
-        gone: Callable[[int, bytes, int], None],
+        invalidate_name: Callable[[int, bytes, int], None],
     ) -> None:
         self.catalog = catalog
         self.tiers = tiers
         self.session = session
         self.suspect = suspect
-        self.gone = gone
+        self.invalidate_name = invalidate_name
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.work = Work()
         self.retries = Retries()
@@ -79,6 +79,8 @@ class Ledger:
         self.verified = self.records.verified
         self.removals = Removals(
             *(tiers, self.table, self.accounts, self.orphans, self.records, self.retries),
-            *(self.namespaces, self.dirty, self.trash, self.counters, gone),
+            *(self.namespaces, self.dirty, self.trash, self.counters, invalidate_name),
         )
-        self.prefixes = Prefixes(catalog, self.namespaces, self.table, self.orphans, gone)
+        self.prefixes = Prefixes(
+            catalog, self.namespaces, self.table, self.orphans, invalidate_name
+        )

@@ -48,13 +48,13 @@ class Prefixes:
         namespaces: Namespaces,
         table: OpenTable,
         orphans: Orphans,
-        gone: Callable[[int, bytes, int], None],
+        invalidate_name: Callable[[int, bytes, int], None],
     ) -> None:
         self.catalog = catalog
         self.namespaces = namespaces
         self.table = table
         self.orphans = orphans
-        self.gone = gone
+        self.invalidate_name = invalidate_name
         self.going: set[int] = {ino for ino, _ in self.catalog.marks(GOING)}
         self.catalog.complete_batch = self.complete_batch
         self._entered: Counter[int] = Counter()  # directories
@@ -150,7 +150,7 @@ class Prefixes:
         self.end(directory.ino, batch)
         directory.links = ()
         self.orphans.keep(directory, batch)  # a process that has it open may ask for its attributes
-        batch.then(partial(self.gone, top, entry.name, directory.ino))
+        batch.then(partial(self.invalidate_name, top, entry.name, directory.ino))
 
     @contextmanager
     def entering(self, directory: int) -> Iterator[None]:

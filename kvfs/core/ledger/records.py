@@ -93,7 +93,7 @@ class Records:
         with self.catalog.batch() as batch:
             before = batch.change(inode)
             inode.in_bucket = False
-            self.dirty.gone(inode.ino, batch, delete=delete)
+            self.dirty.unlinked(inode.ino, batch, delete=delete)
             if dirty:
                 self.dirty.lacking(inode, batch)
             elif contested:

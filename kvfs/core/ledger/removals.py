@@ -1,9 +1,9 @@
 """Removal of objects: evicted, expired, lost, dropped with all names, forgotten by the kernel.
 
 Contract: synchronous; the record first, its consequences after, as in `records`. Each removal of a
-name calls `gone(parent, name, ino)`, which invalidates its kernel entry. An open object goes as an
-unlinked one does: its handles read on. `trash` unlinks the backing files. Not for choosing victims
-(`Victims`).
+name calls `invalidate_name(parent, name, ino)`, which invalidates its kernel entry. An open object
+goes as an unlinked one does: its handles read on. `trash` unlinks the backing files. Not for
+choosing victims (`Victims`).
 """
 
 import logging
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 FORGOTTEN_AT_ONCE = 8  # inodes removed in one batch: a commit costs as much as all the rest
 NOWHERE = bytes(8)  # in a mark of a cut off file, in place of the directory that it will be in
 Away = Callable[[Tier, int, int], None]
-NameGone = Callable[[int, bytes, int], None]
+InvalidateName = Callable[[int, bytes, int], None]
 
 
 class Removals:
-    """`gone(parent, name, ino)` is called for each name that goes."""
+    """`invalidate_name(parent, name, ino)` is called for each name that goes."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Removals:
         dirty: Dirty,
         trash: Trash,
         counters: Counter[str],
-        gone: NameGone,
+        invalidate_name: InvalidateName,
     ) -> None:
         self.catalog = table.catalog
         self.tiers = tiers
@@ -62,7 +62,7 @@ class Removals:
         self.dirty = dirty
         self.trash = trash
         self.counters = counters
-        self.gone = gone
+        self.invalidate_name = invalidate_name
         self.verified = records.verified
         self.appeared = trio.Event()  # set once the kernel has forgotten an orphan
         self._forgotten_inos: set[int] = set()  # inodes to remove for that
@@ -202,7 +202,7 @@ class Removals:
                 self.forget(inode, batch, stored=stored, away=away)
         self._count(inode, reason)
         for parent, entry in names:
-            self.gone(parent, entry.name, inode.ino)
+            self.invalidate_name(parent, entry.name, inode.ino)
 
     def _unlink_all(self, inode: Inode, batch: Batch) -> list[tuple[int, Dentry]]:
         """Remove all names of an inode; return them."""
@@ -244,7 +244,7 @@ class Removals:
         away: throws its files away.
         """
         batch.delete(inode)
-        self.dirty.gone(inode.ino, batch, delete=stored)
+        self.dirty.unlinked(inode.ino, batch, delete=stored)
         batch.mark_finished(inode.ino)
         if not inode.links:
             batch.unmark(keys.UNPUBLISHED, inode.ino)
@@ -281,7 +281,7 @@ class Removals:
         if found:
             self._count(inode, "too_large")
         for parent, entry in names:
-            self.gone(parent, entry.name, inode.ino)
+            self.invalidate_name(parent, entry.name, inode.ino)
 
     def purge(self, ino: int) -> bool:
         """Remove an orphan: its room is needed, or no process can know it. Return whether it went.

@@ -181,7 +181,7 @@ class WriteLeases:
         else:
             for parent, entry in names:
                 if entry is not None:
-                    self.ledger.gone(parent, entry.name, inode.ino)
+                    self.ledger.invalidate_name(parent, entry.name, inode.ino)
         try:
             await self.objects.sealing.close_lent(held)
         except KvfsError as error:

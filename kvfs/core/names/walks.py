@@ -123,7 +123,9 @@ class Walks:
                 else:
                     self._unlink(place.ino, entry, inode, batch)
                     if tell_kernel:
-                        batch.then(partial(self.ledger.gone, place.ino, entry.name, entry.ino))
+                        batch.then(
+                            partial(self.ledger.invalidate_name, place.ino, entry.name, entry.ino)
+                        )
         return deeper
 
     def _unlink(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
