@@ -2,8 +2,8 @@
 
 Contract: runs in a worker process; `uploading` uses it. A name is published once. If another node's
 object has the name and is the same, in any codec, kvfs uses that object. The id of an upload in
-parts is on the disk before its first part, so that `sweep` can abort interrupted uploads. Raises
-StoreError, OSError. Not for bytes.
+parts is on the disk before its first part, so that `abort_interrupted` can abort interrupted
+uploads. Raises StoreError, OSError. Not for bytes.
 """
 
 import json

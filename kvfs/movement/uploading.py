@@ -124,7 +124,7 @@ def remove(
     return transfers.store.delete_many(sure)
 
 
-def sweep(transfers: StoreTransfers, notes: str) -> int:
+def abort_interrupted(transfers: StoreTransfers, notes: str) -> int:
     """Abort the interrupted uploads; return their number."""
     return sum(publishing.abort_noted(transfers, path) for path in Path(notes).glob("*.json"))
 

@@ -88,7 +88,7 @@ class Uploader:
         if self._swept or self.running:
             return
         try:
-            found = await self.remote.call("ask", 0, (), uploading.sweep, self._notes)
+            found = await self.remote.call("ask", 0, (), uploading.abort_interrupted, self._notes)
         except (StoreError, TierError, OSError) as error:
             self.backoff.failed("sweep", error)
             return
