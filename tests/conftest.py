@@ -24,7 +24,7 @@ LONG = (
     "tests/docs/test_commands.py",
     "tests/connectors/test_native.py",
     "tests/s3/test_two_nodes.py",
-    "tests/s3/test_lies.py",
+    "tests/s3/test_faulty_store.py",
     "tests/s3/test_stream.py",
     "tests/connectors/test_vllm.py",
     "tests/mount/test_page.py",

@@ -13,7 +13,7 @@ from kvfs.core.bucket.upload.backlog import Backlog
 from kvfs.core.ledger.dirty import CAUGHT_UP
 from kvfs.daemon.storage import bind
 from tests.s3.memory import MemoryStore
-from tests.unit.test_spill import BLOCK_TMP, A, B, again, contents, counters
+from tests.unit.test_uploader import BLOCK_TMP, A, B, again, contents, counters
 from tests.unit.world import World, world
 
 

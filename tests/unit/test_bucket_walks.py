@@ -15,7 +15,7 @@ from kvfs.s3.errors import OutageError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_accounts import NVME, RAM, SpaceWalk, Walk
-from tests.unit.test_spill import contents
+from tests.unit.test_uploader import contents
 from tests.unit.world import World, world
 
 

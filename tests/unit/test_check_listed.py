@@ -14,7 +14,7 @@ from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_check import kinds, look, state
 from tests.unit.test_hydration import spilled
-from tests.unit.test_spill import A, B, again, contents, faults
+from tests.unit.test_uploader import A, B, again, contents, faults
 from tests.unit.world import World, world
 
 KEY = "p/@0/a"

@@ -11,7 +11,7 @@ from tests.s3.faulty import FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_check import kinds, look
 from tests.unit.test_hydration import spilled
-from tests.unit.test_spill import A, B, again, contents
+from tests.unit.test_uploader import A, B, again, contents
 from tests.unit.world import World, world
 
 

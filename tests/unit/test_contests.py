@@ -18,8 +18,8 @@ from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError
 from kvfs.s3.facts import Facts
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
-from tests.unit.test_discovery import RECHECK, Node, later
-from tests.unit.test_spill import contents
+from tests.unit.test_bucket_lookup import RECHECK, Node, later
+from tests.unit.test_uploader import contents
 from tests.unit.world import World, digest, world
 
 A, B, C = b"a" * 10_000, b"b" * 20_000, b"c" * 500

@@ -117,7 +117,7 @@ def test_names_that_look_alike_have_keys_of_their_own() -> None:
 def test_keys_that_others_have_made(text: str) -> None:
     """A listed key gives a name that has this very key, or none.
 
-    A directory cannot have every such name: tests/unit/test_discovery.py tests the others.
+    A directory cannot have every such name: tests/unit/test_bucket_lookup.py tests the others.
     """
     for keys in (Keys(""), Keys("p/")):
         found = keys.parse(keys.prefix + text)

@@ -13,7 +13,7 @@ from kvfs.errors import NotFoundError, StaleError
 from kvfs.s3.errors import OutageError, RefusedError, StoreError, ThrottledError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
-from tests.unit.test_spill import A, B, again, contents, counters, faults
+from tests.unit.test_uploader import A, B, again, contents, counters, faults
 from tests.unit.world import MIB, World, world
 
 

@@ -18,7 +18,7 @@ from kvfs.errors import KvfsError, NotFoundError, StaleError
 from kvfs.movement import packing
 from tests.s3.memory import MemoryStore
 from tests.unit.test_packing import CODECS, numbers
-from tests.unit.test_spill import again, contents, counters
+from tests.unit.test_uploader import again, contents, counters
 from tests.unit.world import MIB, World, world
 
 KV = numbers(MIB // 2 + 1000)

@@ -25,7 +25,7 @@ from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_hydration import spilled
-from tests.unit.test_spill import again, contents, counters, faults
+from tests.unit.test_uploader import again, contents, counters, faults
 from tests.unit.world import MIB, World, digest, world
 
 CODECS = {codec_name(size) for size in (1, 2, 4)}

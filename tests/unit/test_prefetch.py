@@ -13,7 +13,7 @@ from kvfs.core.capacity import victims
 from kvfs.s3.errors import StoreError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
-from tests.unit.test_spill import A, again, counters, faults
+from tests.unit.test_uploader import A, again, counters, faults
 from tests.unit.world import MIB, World, world
 
 

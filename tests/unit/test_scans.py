@@ -28,7 +28,7 @@ from kvfs.s3.store import Store
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_hydration import spilled
-from tests.unit.test_spill import again, counters, faults
+from tests.unit.test_uploader import again, counters, faults
 from tests.unit.world import MIB, World, digest, world
 
 from kvfs.fuse.passthrough import Slot  # isort: skip  (the C part, before pyfuse3)

@@ -25,7 +25,7 @@ from kvfs.s3.errors import MetadataError, ObjectChangedError, OutageError, Wrong
 from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
-from tests.unit.test_spill import again, counters, faults
+from tests.unit.test_uploader import again, counters, faults
 from tests.unit.world import InlineRemote, World, digest, world
 
 P = ParamSpec("P")

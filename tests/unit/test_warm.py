@@ -16,7 +16,7 @@ from kvfs.s3.errors import NoObjectError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
 from tests.unit.test_prefetch import here, run, spilled
-from tests.unit.test_spill import A, again, counters, faults
+from tests.unit.test_uploader import A, again, counters, faults
 from tests.unit.world import MIB, World, world
 
 

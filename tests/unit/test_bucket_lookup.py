@@ -40,7 +40,7 @@ from kvfs.settings import Settings
 from kvfs.tiers import Bucket
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
-from tests.unit.test_spill import BLOCK, BLOCK_TMP, contents
+from tests.unit.test_uploader import BLOCK, BLOCK_TMP, contents
 from tests.unit.world import World, digest, world
 
 import kvfs.fuse.passthrough  # isort: skip  # noqa: F401 (the C part, before pyfuse3)

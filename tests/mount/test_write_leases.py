@@ -17,7 +17,7 @@ from kvfs.control import request
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for
 from tests.leases import Borrower
-from tests.mount.test_leases import borrowing, contents, files_of, of
+from tests.mount.test_read_leases import borrowing, contents, files_of, of
 from tests.semantics.syscalls import as_nobody, refused
 from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain, namespace, write
 

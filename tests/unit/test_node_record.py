@@ -15,7 +15,7 @@ from kvfs.s3.nodes import Node, Nodes
 from kvfs.s3.transfer import StoreTransfers, Terms
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore
-from tests.unit.test_spill import A
+from tests.unit.test_uploader import A
 from tests.unit.world import World, world
 
 X1, X2, Y1 = Space(b"x", 1), Space(b"x", 2), Space(b"y", 1)

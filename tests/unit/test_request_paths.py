@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO, keys
-from tests.unit.test_turns import Caller, Requests
+from tests.unit.test_bandwidth import Caller, Requests
 from tests.unit.world import World, world
 
 import kvfs.fuse.passthrough  # isort: skip
