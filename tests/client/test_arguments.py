@@ -44,7 +44,7 @@ def test_spec(said: dict[str, Any], error: type[Exception], message: str) -> Non
         Spec(**{**SAID, **said})
 
 
-def test_what_a_spec_says() -> None:
+def test_spec_gives_shape_sizes_and_fingerprint() -> None:
     spec = Spec(
         model="m",
         revision="r",

@@ -33,7 +33,7 @@ def stacked(tensors: Any) -> torch.Tensor:  # noqa: ANN401
     return torch.stack(list(tensors))
 
 
-def test_nothing_is_cached_at_first(cache: PrefixCache) -> None:
+def test_new_cache_matches_and_loads_no_block(cache: PrefixCache) -> None:
     assert cache.match(TOKENS)[:2] == (0, 0)
     assert cache.load(TOKENS).blocks == 0
     assert cache.load(TOKENS, mode="mmap").blocks == 0
@@ -41,7 +41,7 @@ def test_nothing_is_cached_at_first(cache: PrefixCache) -> None:
 
 
 @pytest.mark.parametrize("mode", ["copy", "mmap"])
-def test_what_was_saved_is_loaded(cache: PrefixCache, mode: Any) -> None:  # noqa: ANN401
+def test_saved_blocks_are_loaded(cache: PrefixCache, mode: Any) -> None:  # noqa: ANN401
     assert cache.save(TOKENS, GIVEN) == 10
     match = cache.match(TOKENS)
     assert (match.blocks, match.tokens, match.keys) == (10, 40, KEYS)
@@ -96,7 +96,7 @@ def test_saved_and_loaded_by_keys(cache: PrefixCache) -> None:
     assert torch.equal(stacked(cache.load_keys(KEYS[1], KEYS[2:]).tensors), GIVEN[2:6])
 
 
-def test_what_is_cached_is_not_written_again(cache: PrefixCache) -> None:
+def test_cached_blocks_are_not_written_again(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN[:6])
     before = [path_of(cache, at).stat().st_ino for at in range(6)]
     assert cache.save(TOKENS, torch.zeros_like(GIVEN)) == 10
@@ -142,7 +142,7 @@ def test_a_file_of_another_size_is_a_miss(cache: PrefixCache, change: int) -> No
     assert torch.equal(stacked(cache.load(TOKENS).tensors), GIVEN)
 
 
-def test_what_is_no_file_is_a_miss(cache: PrefixCache) -> None:
+def test_fifo_or_directory_in_place_of_a_block_is_a_miss(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN[:3])
     os.mkfifo(path_of(cache, 3))
     path_of(cache, 4).parent.mkdir(exist_ok=True)
@@ -166,7 +166,7 @@ def test_mapped_tensors_outlive_files_and_cache(tmp_path: Path) -> None:
     assert torch.equal(stacked(tensors), GIVEN)
 
 
-def test_who_writes_into_a_mapped_tensor_changes_no_cache(cache: PrefixCache) -> None:
+def test_write_into_a_mapped_tensor_leaves_the_cache_unchanged(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN)
     first = cache.load(TOKENS, mode="mmap").tensors[0]
     first.zero_()

@@ -140,7 +140,7 @@ def test_a_read_that_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert cache.load(TOKENS).tensors == []
 
 
-def test_what_a_thread_raises_is_raised_when_all_have_ended(
+def test_error_of_a_thread_is_raised_when_all_threads_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "preadv", lambda *_: 1 / 0)

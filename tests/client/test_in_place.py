@@ -83,7 +83,7 @@ def test_a_chain(folder: Path, threads: Threads) -> None:
 
 @pytest.mark.parametrize("failing", ["open", "pwritev", "close"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.ENOENT])
-def test_what_fails_ends_it_and_nothing_after_it_stays(
+def test_failed_write_ends_the_save_and_removes_later_blocks(
     folder: Path, threads: Threads, monkeypatch: pytest.MonkeyPatch, failing: str, error: int
 ) -> None:
     real = getattr(os, failing)
@@ -136,7 +136,7 @@ def test_files_are_made_in_order(folder: Path) -> None:
     assert contents(folder) == bytes_of(10)
 
 
-def test_what_another_has_put_in_its_place_stays(folder: Path, threads: Threads) -> None:
+def test_failed_writer_keeps_the_files_of_other_writers(folder: Path, threads: Threads) -> None:
     """A writer that fails removes its own files, and no other writer's."""
 
     @contextlib.contextmanager
@@ -175,7 +175,7 @@ def test_an_interrupt_anywhere_ends_it(
     assert contents(folder) == bytes_of(len(contents(folder)))
 
 
-def test_who_waits_for_one_that_does_not_come_ends(folder: Path) -> None:
+def test_writers_after_the_end_of_the_chain_stop_waiting(folder: Path) -> None:
     chain = InPlace(str(folder), [str(folder / path) for path in PATHS], made_in(folder))
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(chain.write, at, memory.content(GIVEN[at])) for at in (3, 5, 9)]

@@ -107,7 +107,7 @@ def _expect(cache: PrefixCache, tokens: list[int], *, whole: bool) -> None:
         assert torch.equal(out, given)
 
 
-def test_who_is_interrupted_waits_until_what_was_begun_has_ended() -> None:
+def test_interrupted_call_waits_for_the_work_that_has_begun() -> None:
     threads = Threads(2)
     begun, go_on, done = threading.Event(), threading.Event(), list[int]()
     calls: list[_InterruptibleCall[object]] = []
@@ -135,7 +135,7 @@ def test_who_is_interrupted_waits_until_what_was_begun_has_ended() -> None:
     threads.close()
 
 
-def test_what_a_call_raises_is_raised(tmp_path: Path) -> None:
+def test_error_of_a_call_is_raised_in_the_caller(tmp_path: Path) -> None:
     threads = Threads(1)
     with pytest.raises(FileNotFoundError, match="nothing"):
         threads.call((tmp_path / "nothing").stat)

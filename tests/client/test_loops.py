@@ -56,7 +56,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Ev
     return begun, go
 
 
-def test_who_is_cancelled_in_asyncio_waits_for_its_memory(
+def test_cancelled_asyncio_task_waits_until_its_memory_is_free(
     cache: PrefixCache, held: tuple[threading.Event, threading.Event]
 ) -> None:
     begun, go = held
@@ -77,7 +77,7 @@ def test_who_is_cancelled_in_asyncio_waits_for_its_memory(
     asyncio.run(main())
 
 
-def test_who_is_cancelled_in_trio_waits_for_its_memory(
+def test_cancelled_trio_task_waits_until_its_memory_is_free(
     cache: PrefixCache, held: tuple[threading.Event, threading.Event]
 ) -> None:
     begun, go = held
@@ -95,7 +95,7 @@ def test_who_is_cancelled_in_trio_waits_for_its_memory(
     trio.run(main)
 
 
-def test_what_has_not_begun_never_does(cache: PrefixCache) -> None:
+def test_cancelled_load_that_has_not_begun_never_begins(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN)
     go = threading.Event()
     blockers = [cache._threads.submit(go.wait) for _ in range(cache._threads.count)]

@@ -133,7 +133,9 @@ def question(mount: Mount) -> Iterator[Question]:
     one.close()
 
 
-def test_one_question(mount: Mount, question: Question) -> None:
+def test_one_question_returns_blocks_and_bytes_of_each_tier(
+    mount: Mount, question: Question
+) -> None:
     found = question.ask(ROOT, KEYS[:9], [""], SIZE)
     assert found == (6, TierBytes(ram=9, nvme=3, bucket=6))
     assert mount.questions == [{"flags": 1, "shards": "", "parent": ROOT, "keys": KEYS[:9]}]
@@ -176,7 +178,7 @@ def test_more_keys_than_a_question_may_have(
         lambda _: b"KVM1" + struct.pack("<III", 1, 9, 0) + bytes(16 * 10),
     ],
 )
-def test_what_is_no_answer_is_not_believed(
+def test_malformed_answer_is_ignored_and_not_asked_for_again(
     mount: Mount,
     question: Question,
     mangle: Any,  # noqa: ANN401
@@ -207,7 +209,7 @@ def test_a_directory_without_it_is_asked_by_stat(tmp_path: Path) -> None:
         assert cache.match(TOKENS).bytes is None
 
 
-def test_what_a_file_of_that_name_says_is_not_believed(tmp_path: Path) -> None:
+def test_plain_file_named_match_is_ignored(tmp_path: Path) -> None:
     (tmp_path / ".match").write_bytes(b"")
     with PrefixCache(tmp_path, SPEC) as cache:
         cache.save(TOKENS, blocks_of(TOKENS)[:4])

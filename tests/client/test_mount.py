@@ -212,7 +212,7 @@ def work(path: str, seed: int, steps: int) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_loaded_is_a_prefix_whatever_is_dropped(mount: Mount) -> None:
+def test_loaded_blocks_are_a_prefix_while_kvfs_evicts(mount: Mount) -> None:
     """80 MiB of blocks of 1 MiB in a tier of 24 MiB, three processes."""
     kv = mount("ram=24M")
     kv.allow_log("is cut off")  # what the readers have mapped may leave a writer no room

@@ -101,7 +101,7 @@ def test_pages_of_what_is_gone_are_named_and_left_alone(cache: PrefixCache) -> N
     mover.close()
 
 
-def test_what_can_not_wait_is_not_saved(cache: PrefixCache) -> None:
+def test_pages_without_staging_room_are_not_saved(cache: PrefixCache) -> None:
     keys = cache.spec.keys(TOKENS)[:3]
     memory = PagedMemory(memory_of("tokens first"), PAGES)
     mover = Mover(cache, memory, staging_bytes=2 * cache.spec.block_bytes)
@@ -133,7 +133,7 @@ def test_numbers_of_one_byte(tmp_path: Path) -> None:
     assert torch.equal(bytes_of(layers, [8, 9]), wanted)
 
 
-def test_what_is_no_memory_of_pages_is_refused(cache: PrefixCache) -> None:
+def test_memory_without_whole_pages_is_refused(cache: PrefixCache) -> None:
     layers = memory_of("heads first")
     with pytest.raises(ValueError, match="expected one shape, dtype and device"):
         PagedMemory([layers[0], layers[1].float()], PAGES)

@@ -98,7 +98,9 @@ def _has_open(cache: PrefixCache) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["copy", "mmap"])
 @pytest.mark.parametrize("at", [0, 1, 2, 7])
-def test_what_vanished_shortens(kv: Mounted, cache: PrefixCache, at: int, mode: str) -> None:
+def test_load_ends_before_a_missing_block(
+    kv: Mounted, cache: PrefixCache, at: int, mode: str
+) -> None:
     path_of(cache, at).unlink()
     loaded = cache.load_keys(SPEC.root, KEYS, mode=mode, blocks=10)  # type: ignore[arg-type]
     assert loaded.blocks == at
@@ -109,7 +111,9 @@ def test_what_vanished_shortens(kv: Mounted, cache: PrefixCache, at: int, mode: 
     none_left(kv)
 
 
-def test_what_is_not_lent_is_opened_by_name(kv: Mounted, opens: Opens, cache: PrefixCache) -> None:
+def test_block_that_is_not_leased_is_opened_by_name(
+    kv: Mounted, opens: Opens, cache: PrefixCache
+) -> None:
     with path_of(cache, 4).open("r+b"):
         out = torch.zeros_like(GIVEN)
         assert cache.load(TOKENS, out).blocks == 10
@@ -148,7 +152,9 @@ def test_a_child_ends_no_lease_of_its_parent(kv: Mounted, cache: PrefixCache) ->
     none_left(kv)
 
 
-def test_what_is_given_back_late_ends_too(kv: Mounted, cache: PrefixCache) -> None:
+def test_lease_of_a_closed_cache_ends_when_its_descriptor_is_returned(
+    kv: Mounted, cache: PrefixCache
+) -> None:
     lent = asked(cache._leases, leasing.LeaseRequest(SPEC.root, KEYS, "", SPEC.stored_bytes))
     assert len(lent) == 10
     cache.close()

@@ -46,7 +46,7 @@ def step(known: EngineRequests, request: Asked, tokens: int) -> Plan:
     return plan
 
 
-def test_what_is_computed_is_saved_once_in_whole_blocks(cache: PrefixCache) -> None:
+def test_computed_tokens_are_saved_once_in_whole_blocks(cache: PrefixCache) -> None:
     known, request = requests(cache), Asked()
     assert known.add(request)
     assert known.matched(request, 0) == 0
@@ -83,7 +83,7 @@ def test_the_last_token_is_not_loaded(cache: PrefixCache) -> None:
     assert step(known, part, 1) == ([Load("part", KEYS[0], KEYS[1:2], PAGES[3:4], 1)], [])
 
 
-def test_what_was_gone_is_saved_again(cache: PrefixCache) -> None:
+def test_block_that_failed_to_load_is_saved_again(cache: PrefixCache) -> None:
     cache.save(TOKENS, blocks_of(TOKENS)[:4])
     known, request = requests(cache), Asked()
     known.add(request)
@@ -106,7 +106,7 @@ def test_roles(cache: PrefixCache) -> None:
     assert writes.plan({"r": 40}, lambda _: PAGES).saves[0].keys == KEYS[4:]
 
 
-def test_what_was_given_to_be_saved_is_after_a_while_again(
+def test_block_is_saved_again_after_a_while(
     cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = requests(cache)

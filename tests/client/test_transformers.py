@@ -113,7 +113,7 @@ def prefixes(tmp_path: Path, llama: LlamaForCausalLM) -> Iterator[PrefixCache]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_loaded_is_what_was_saved(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_loaded_cache_equals_the_saved_cache(tmp_path: Path, dtype: torch.dtype) -> None:
     llama, tokens = model(dtype), prompt(5 * BLOCK + 3)
     cache = filled(llama, tokens)
     with PrefixCache(tmp_path / "llama", spec_of(llama, **WHOSE), create=True) as prefixes:
@@ -138,7 +138,7 @@ def test_logits_are_those_of_the_same_forwards_without_a_cache(
     assert not torch.equal(other, expected), "what is cached makes no difference here"
 
 
-def test_what_is_generated_after_it_is_the_same(
+def test_generation_from_a_loaded_cache_is_the_same(
     prefixes: PrefixCache, llama: LlamaForCausalLM
 ) -> None:
     tokens = prompt(4 * BLOCK + 1)
@@ -189,7 +189,7 @@ def test_a_cache_may_have_more_tokens_than_are_saved_or_fewer(
     assert torch.equal(states(found, done), states(cache, 4 * BLOCK))
 
 
-def test_what_is_there_is_not_written_again(prefixes: PrefixCache, llama: LlamaForCausalLM) -> None:
+def test_saved_blocks_are_not_written_again(prefixes: PrefixCache, llama: LlamaForCausalLM) -> None:
     tokens = prompt(3 * BLOCK)
     cache = filled(llama, tokens)
     save(prefixes, cache, tokens[: 2 * BLOCK])
@@ -224,7 +224,9 @@ def test_a_block_that_is_gone_shortens_the_prefix(
     assert torch.equal(states(found, done), states(cache, done))
 
 
-def test_what_cannot_be_saved_is_told(prefixes: PrefixCache, llama: LlamaForCausalLM) -> None:
+def test_failed_save_returns_the_tokens_that_are_saved(
+    prefixes: PrefixCache, llama: LlamaForCausalLM
+) -> None:
     """A file is in the place of a directory, so no file below it can be made."""
     tokens = prompt(3 * BLOCK)
     keys = prefixes.spec.keys(tokens)
@@ -343,7 +345,7 @@ def test_layers_of_different_shapes() -> None:
         spec_of(of, dtype="float32", **WHOSE)
 
 
-def test_what_spec_of_is_not_told(llama: LlamaForCausalLM) -> None:
+def test_missing_arguments_of_spec_of_are_refused(llama: LlamaForCausalLM) -> None:
     with pytest.raises(ValueError, match="name='': expected what the weights are called"):
         spec_of(llama, revision="1")
     with pytest.raises(ValueError, match="revision='': expected which weights"):

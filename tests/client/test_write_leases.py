@@ -108,7 +108,7 @@ def test_some_are_there(cache: PrefixCache, by_name: list[str]) -> None:
     assert same(cache)
 
 
-def test_what_ram_has_no_room_for_is_made_by_name(mount: Mount, by_name: list[str]) -> None:
+def test_blocks_without_room_in_ram_are_made_by_name(mount: Mount, by_name: list[str]) -> None:
     kv = mount("ram=16M,nvme={tmp}/nvme,nvme_size=256M")
     spec = Spec(model="m", revision="r", dtype="float32", axes={"token": 4, "dim": 1 << 18})
     given = blocks_of(TOKENS, spec)  # of 4 MiB

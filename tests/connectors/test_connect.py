@@ -96,7 +96,7 @@ def test_a_name_will_do(mounted: Mounted) -> None:
         assert named.stdout == kvfs("connect", "vllm", mounted.path / "only-here", "--file").stdout
 
 
-def test_what_is_refused(mounted: Mounted) -> None:
+def test_unknown_engines_and_bare_directories_are_refused(mounted: Mounted) -> None:
     place = mounted.path / "bare"
     place.mkdir()
     bad = kvfs("connect", "vlm", place, code=2)

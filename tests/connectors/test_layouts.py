@@ -62,7 +62,7 @@ def test_lmcache(client: Client, tmp_path: Path) -> None:
     }
 
 
-def test_what_lmcaches_native_adapter_leaves(client: Client, tmp_path: Path) -> None:
+def test_files_of_lmcaches_native_adapter_are_recognised(client: Client, tmp_path: Path) -> None:
     """Names of the native adapter are made in C++, so files are written to see them."""
     cache = tmp_path / "cache"
     cache.mkdir()

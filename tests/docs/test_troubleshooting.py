@@ -60,7 +60,7 @@ def test_every_row_is_of_a_message() -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "evict"])
-def test_what_a_command_says_is_in_the_code(command: str) -> None:
+def test_documented_messages_of_commands_are_in_the_code(command: str) -> None:
     told = _quoted(f"`kvfs {command}` says")
     assert told, "the table is gone"
     texts = literals()

@@ -90,7 +90,9 @@ def test_a_death_at_any_point_loses_nothing(storage: Path, name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["in place in RAM", "in place on NVMe", "in place in both"])
-def test_what_was_not_yet_written_is_kept(storage: Path, name: str, fault: str) -> None:
+def test_sealed_object_survives_an_open_for_writing_that_died(
+    storage: Path, name: str, fault: str
+) -> None:
     """A sealed object is not lost to a writer that never got its handle."""
     assert not live(storage, name, fault)
     assert live(storage, name, outcomes=1)

@@ -224,7 +224,9 @@ def test_calls_on_open_files_end(faults: Faults, mount: Mount) -> None:
     assert bounded(on_nvme.stat)
 
 
-def test_what_is_late_leaves_nothing_behind(kv: Mounted, faults: Faults) -> None:
+def test_late_answers_of_a_disk_leave_no_descriptor_and_no_file(
+    kv: Mounted, faults: Faults
+) -> None:
     on_nvme, _ = two_places(kv)
     descriptors = Path(f"/proc/{kv.pid}/fd")
     kv.expect_log("is down, nothing new goes there")

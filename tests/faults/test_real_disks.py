@@ -230,7 +230,9 @@ def thin(tmp_path: Path, store: Path) -> Iterator[Disk]:
         yield made
 
 
-def test_what_could_not_be_written_is_not_served(thin: Disk, store: Path, mount: Mount) -> None:
+def test_object_that_the_disk_did_not_write_is_not_served(
+    thin: Disk, store: Path, mount: Mount
+) -> None:
     kv = mount(OPTIONS)
     kv.allow_log(HASTY)
     kv.allow_log("more of the same kind is not logged|nothing is changed|is down|goes on in")
@@ -279,7 +281,7 @@ def test_memory_that_others_fill(kv: Mounted) -> None:
     assert check(again) == 6
 
 
-def test_what_could_not_be_written_is_a_miss_also_before_kvfs_has_synced_it(
+def test_object_with_failed_writeback_is_a_miss_before_the_sync_of_kvfs(
     thin: Disk, store: Path, mount: Mount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The kernel writes at any time, and reports a failed write once.

@@ -150,7 +150,7 @@ def test_the_next_mount_goes_on_with_a_walk(kv: Mounted, passing: int) -> None:
     check_sound(kv)
 
 
-def test_what_was_moved_away_is_not_dropped_along(kv: Mounted) -> None:
+def test_directory_that_left_a_dropped_namespace_is_kept(kv: Mounted) -> None:
     """A directory leaves a namespace that is dropped right after; a death comes between."""
     kv.allow_log("was killed by SIGKILL")
     fill(kv.path / "n")

@@ -15,7 +15,7 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_it_measures_in_room_that_is_free(mount: Mount, tmp_path: Path) -> None:
+def test_bench_uses_free_room_and_drops_no_object(mount: Mount, tmp_path: Path) -> None:
     kv = mount("ram=256M,nvme={tmp}/nvme,nvme_size=256M")
     (kv.path / "a").write_bytes(b"a" * 5000)
     (tmp_path / "beside").mkdir()
@@ -39,7 +39,9 @@ def test_it_measures_in_room_that_is_free(mount: Mount, tmp_path: Path) -> None:
     assert "99 % of them within" in shown.stdout
 
 
-def test_what_is_refused_and_what_ends_it(mount: Mount, tmp_path: Path) -> None:
+def test_bench_refuses_wrong_targets_and_cleans_up_after_an_interrupt(
+    mount: Mount, tmp_path: Path
+) -> None:
     kv = mount("ram=20M")
     (kv.path / "a").write_bytes(b"a" * 5000)
     for arguments, why in (
@@ -65,7 +67,7 @@ def test_what_is_refused_and_what_ends_it(mount: Mount, tmp_path: Path) -> None:
     wait_for(lambda: not other.status()["dropped"], "the namespace is cleared")
 
 
-def test_what_a_killed_run_has_left_is_cleared(mount: Mount, tmp_path: Path) -> None:
+def test_next_bench_clears_the_files_of_a_killed_one(mount: Mount, tmp_path: Path) -> None:
     kv = mount("ram=256M")
     beside = tmp_path / "beside"
     beside.mkdir()

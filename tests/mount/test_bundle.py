@@ -55,7 +55,7 @@ def used(kv: Mounted) -> Mounted:
     return kv
 
 
-def test_what_is_in_it(mount: Mount, tmp_path: Path) -> None:
+def test_bundle_has_configuration_status_and_logs(mount: Mount, tmp_path: Path) -> None:
     kv = used(mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M"))
     done = doctor("--bundle", tmp_path / "b.tar.gz")
     assert (done.returncode, done.stderr) == (0, "")

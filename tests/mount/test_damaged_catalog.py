@@ -177,7 +177,7 @@ def test_memory_only_has_a_journal_as_well(mount: Mount) -> None:
     assert state(kv) == before
 
 
-def test_what_memory_holds_stays_where_log_and_journal_are_gone(kv: Mounted) -> None:
+def test_copies_in_ram_stay_if_log_and_journal_are_gone(kv: Mounted) -> None:
     """kvfs no longer knows even which RAM tier belongs to this catalog."""
     nvme = nvme_of(kv)
     for number in range(20):
@@ -276,7 +276,7 @@ def test_a_damaged_table_is_refused_and_nothing_is_deleted(kv: Mounted, part: fl
 
 @pytest.mark.parametrize("name", ["MANIFEST-*", "CURRENT"])
 @pytest.mark.parametrize("how", ["flipped", "emptied", "deleted"])
-def test_what_rocksdb_begins_with_is_refused_when_damaged(kv: Mounted, name: str, how: str) -> None:
+def test_damaged_first_files_of_rocksdb_refuse_the_mount(kv: Mounted, name: str, how: str) -> None:
     nvme = nvme_of(kv)
     inhabit(kv, 12)
     kv.umount()

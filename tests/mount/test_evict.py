@@ -68,7 +68,7 @@ def test_memory_is_left_for_nvme(kv: Mounted) -> None:
     assert {path: path.read_bytes() for path in files} == files
 
 
-def test_nothing_is_lost_that_was_not_to_be(mount: Mount) -> None:
+def test_refused_evictions_lose_no_object(mount: Mount) -> None:
     kv = mount("ram=64M")
     files = filled(kv, "n", 2)
     one, other = files
@@ -126,7 +126,7 @@ def test_a_full_nvme_tier_loses_nothing(mount: Mount) -> None:
     assert (planned["evicted"], planned["why"]) == (found["evicted"], found["why"])
 
 
-def test_what_is_unlinked_meanwhile_is_gone(kv: Mounted) -> None:
+def test_file_unlinked_during_its_eviction_stays_removed(kv: Mounted) -> None:
     """The files are unlinked while copies to NVMe are under way."""
     files = filled(kv, "n", 64)
     job = request(kv.path, "evict", inos=[(kv.path / "n").stat().st_ino])["job"]
@@ -145,7 +145,7 @@ def du(*arguments: object) -> dict[str, Any]:
     return found
 
 
-def test_what_takes_room(kv: Mounted) -> None:
+def test_du_counts_bytes_by_namespace_and_model(kv: Mounted) -> None:
     files = filled(kv, "n")
     names = [f"m_0123456789ab_r0/000/00_g0/{n:016x}.bin" for n in range(3)]
     for name in names:
@@ -178,13 +178,15 @@ def test_what_takes_room(kv: Mounted) -> None:
 @pytest.mark.parametrize(
     "arguments", [("du", "{tmp}"), ("du", "{kv}/none"), ("du", "{kv}", "--by", "x")]
 )
-def test_what_cannot_be_counted(kv: Mounted, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_du_of_other_paths_is_refused(
+    kv: Mounted, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     done = run(*(word.format(tmp=tmp_path, kv=kv.path) for word in arguments))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_is_packed(mount: Mount) -> None:
+def test_du_counts_compressed_copies(mount: Mount) -> None:
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
     space = kv.path / "n"
     assert run("ns", "create", space, "compression=nvme").returncode == 0

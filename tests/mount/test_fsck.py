@@ -313,7 +313,7 @@ def test_a_mounted_directory_is_refused_with_the_mount_point_to_use(kv: Mounted)
     assert f"kvfs fsck {kv.path}" in done.stderr
 
 
-def test_what_is_neither_mount_nor_tier_is_refused(kv: Mounted, tmp_path: Path) -> None:
+def test_fsck_of_other_paths_is_refused(kv: Mounted, tmp_path: Path) -> None:
     for target in (tmp_path, tmp_path / "nothing", nvme_of(kv) / "identity"):
         done = fsck(target)
         assert done.returncode == 2
@@ -361,7 +361,7 @@ def test_memory_alone_is_checked_too(mount: Mount) -> None:
     assert os.listdir(kv.path) == ["1.bin"]
 
 
-def test_one_line_for_a_name_of_two(mount: Mount) -> None:
+def test_finding_about_a_name_with_a_newline_is_one_line(mount: Mount) -> None:
     kv = mount("ram=0,nvme={tmp}/nvme,nvme_size=1G")
     path = kv.path / "two\nlines\x1b"
     path.write_bytes(b"x")

@@ -51,7 +51,7 @@ def movers_of(daemon: int) -> list[int]:
 
 
 @pytest.mark.parametrize("standby", [True, False])
-def test_what_is_open_goes_on(either: Mounted, *, standby: bool) -> None:
+def test_open_files_survive_the_death_of_the_daemon(either: Mounted, *, standby: bool) -> None:
     """There is a loaded standby, or one that dies at the same time."""
     kv = either
     (kv.path / "sealed").write_bytes(b"s" * MIB)
@@ -92,7 +92,7 @@ def test_a_request_that_waits_is_answered_by_the_next_daemon(kv: Mounted) -> Non
     assert read == [b"a" * MIB]
 
 
-def test_what_was_written_after_the_death_is_sealed(kv: Mounted) -> None:
+def test_bytes_written_after_the_death_of_the_daemon_are_sealed(kv: Mounted) -> None:
     writer = os.open(kv.path / "a", os.O_CREAT | os.O_RDWR)
     os.write(writer, b"before")
     os.kill(kv.pid, signal.SIGKILL)
@@ -216,7 +216,7 @@ def test_a_second_keeper_is_refused(kv: Mounted) -> None:
     (kv.path / "a").write_bytes(b"still served")
 
 
-def test_what_was_detached_names_who_holds_it(kv: Mounted) -> None:
+def test_mount_over_a_detached_one_names_the_process_that_uses_it(kv: Mounted) -> None:
     kv.allow_log("1 inodes were still open")
     with (kv.path / "a").open("wb"):
         assert kvfs("umount", "--lazy", kv.path).returncode == 0
@@ -236,7 +236,7 @@ def test_a_hangup_changes_nothing(kv: Mounted) -> None:
     assert kv.status()["takeovers"] == 0
 
 
-def test_what_was_set_outlives_the_daemon(kv: Mounted) -> None:
+def test_options_of_kvfs_set_outlive_the_daemon(kv: Mounted) -> None:
     assert kvfs("set", kv.path, "promote_after=7").returncode == 0
     kv.kill_daemon()
     assert kv.status()["options"]["promote_after"] == "7"

@@ -80,7 +80,7 @@ def test_values_that_make_no_sense_are_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("values", [MINIMAL, EVERYTHING], ids=["minimal", "everything"])
-def test_it_is_what_kubernetes_takes(values: list[str], tmp_path: Path) -> None:
+def test_rendered_chart_is_valid_for_kubernetes(values: list[str], tmp_path: Path) -> None:
     found = rendered(values)
     own = {kind for kind, made in found.items() if made["apiVersion"] in {"v1", "apps/v1"}}
     assert own >= {"DaemonSet", "Service", "ServiceAccount"}

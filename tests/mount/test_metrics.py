@@ -101,7 +101,7 @@ def exporter(kv: Mounted) -> int:
     return pid
 
 
-def test_what_happens_is_counted(mount: Mount, port: int) -> None:
+def test_opens_and_misses_are_counted(mount: Mount, port: int) -> None:
     kv = mount(f"ram=64M,nvme={{tmp}}/nvme,nvme_size=1G,metrics={port}")
     (kv.path / "a").write_bytes(b"a" * 8192)
     kv.idle()

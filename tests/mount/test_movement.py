@@ -50,7 +50,7 @@ def test_more_than_ram_is_demoted_and_nothing_is_lost(either: Mounted) -> None:
     assert [digest(either, number) for number in range(64)] == digests
 
 
-def test_what_is_read_again_comes_back_to_ram(kv: Mounted) -> None:
+def test_object_read_twice_from_nvme_is_promoted(kv: Mounted) -> None:
     digests = [write(kv, number) for number in range(40)]
     kv.idle()
     kv.remount()  # all of it is on NVMe now

@@ -168,7 +168,7 @@ def test_a_name_alone_is_enough_where_one_kvfs_is_mounted(mount: Mount, tmp_path
         (("show", ""), 2, "Invalid value for 'NAMESPACE': the namespace is empty"),
     ],
 )
-def test_what_is_refused_says_why(
+def test_refused_ns_command_gives_its_reason(
     kv: Mounted, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     places = {"kv": kv.path, "a": kv.path / "a", "there": kv.path / "there"}
@@ -178,7 +178,7 @@ def test_what_is_refused_says_why(
     assert os.listdir(kv.path) == ["there"]
 
 
-def test_what_a_link_leads_to_is_not_dropped(kv: Mounted) -> None:
+def test_drop_of_a_symbolic_link_is_refused(kv: Mounted) -> None:
     victim, link = kv.path / "victim", kv.path / "link"
     ns("create", victim)
     link.symlink_to("victim")
@@ -188,7 +188,7 @@ def test_what_a_link_leads_to_is_not_dropped(kv: Mounted) -> None:
     assert sorted(os.listdir(kv.path)) == ["link", "victim"]
 
 
-def test_what_a_value_needs_may_be_there_already(kv: Mounted) -> None:
+def test_setting_may_need_a_setting_that_is_already_there(kv: Mounted) -> None:
     a = kv.path / "a"
     ns("create", a, "ttl=1h", "quota_hard=10M")
     ns("set", a, "eviction=ttl", "quota_soft=5M")
@@ -204,7 +204,7 @@ def test_a_connectors_namespace_prints_what_to_paste(kv: Mounted) -> None:
         assert words in [one.split() for one in ns("show", kv.path / "a").splitlines()]
 
 
-def test_what_no_engine_could_use_is_refused_before_it_is_made(kv: Mounted) -> None:
+def test_settings_that_no_engine_could_use_are_refused(kv: Mounted) -> None:
     create = ("create", kv.path / "a", "--for", "lmcache-fs")
     assert "quota_hard=32M of namespace 'a': expected" in ns(*create, "quota_hard=32M", fails=2)
     assert os.listdir(kv.path) == []
@@ -322,7 +322,7 @@ def test_connectors_files_stay_while_everything_else_goes(mount: Mount) -> None:
         assert path.read_bytes() == os.fsencode(path) + DATA * 4
 
 
-def test_what_has_expired_is_gone_for_who_has_seen_it(kv: Mounted) -> None:
+def test_expired_file_is_enoent_for_names_that_the_kernel_knows(kv: Mounted) -> None:
     a = kv.path / "a"
     ns("create", a, "ttl=1s")
     (a / "y").write_bytes(b"k")
@@ -416,7 +416,7 @@ class Inside:
 
 @pytest.mark.parametrize("deep", ["", "d"])
 @pytest.mark.parametrize("how", ["version", "drop"])
-def test_who_is_inside_finds_nothing_any_more(kv: Mounted, how: str, deep: str) -> None:
+def test_process_inside_a_dropped_namespace_gets_enoent(kv: Mounted, how: str, deep: str) -> None:
     a = kv.path / "a"
     ns("create", a, "weight=7")
     (a / "d").mkdir()
@@ -450,7 +450,7 @@ def test_who_is_inside_finds_nothing_any_more(kv: Mounted, how: str, deep: str) 
         assert os.listdir(kv.path) == []
 
 
-def test_what_is_open_outlives_its_namespace(kv: Mounted) -> None:
+def test_open_files_outlive_their_dropped_namespace(kv: Mounted) -> None:
     a = kv.path / "a"
     ns("create", a)
     (a / "x").write_bytes(b"k" * MIB)

@@ -165,7 +165,7 @@ def test_a_file_that_can_never_fit_stops_soon(mount: Mount, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_cut_off_cannot_be_opened(mount: Mount, mode: str) -> None:
+def test_open_of_a_cut_off_file_fails(mount: Mount, mode: str) -> None:
     """Otherwise a reader would find a gap in place of bytes."""
     kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
     kv.expect_log("'a.bin' in directory [0-9]+, is (cut off|lost with its close)")
@@ -263,7 +263,7 @@ def test_an_open_file_is_cut_off_when_its_quota_becomes_less(mount: Mount, mode:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_published_at_its_close_counts_before(mount: Mount, mode: str) -> None:
+def test_unpublished_files_count_for_the_quota(mount: Mount, mode: str) -> None:
     kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
     kv.allow_log(LOST)
     space = namespace(kv, "space", quota_hard="4M", publish="close")
@@ -348,7 +348,12 @@ def test_writers_that_grow_a_little_are_no_reason_to_refuse_one(mount: Mount, mo
 
 @pytest.mark.parametrize(("tier", "mode"), CASES)
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_nothing_goes_before_bytes_come(mount: Mount, tier: str, mode: str, known: bool) -> None:  # noqa: FBT001
+def test_create_evicts_no_object_before_bytes_come(
+    mount: Mount,
+    tier: str,
+    mode: str,
+    known: bool,  # noqa: FBT001
+) -> None:
     """This also holds in a full tier, where a new file takes only what an empty one takes.
 
     A copy in RAM may go before, if NVMe has one too.
@@ -376,7 +381,7 @@ def test_nothing_goes_before_bytes_come(mount: Mount, tier: str, mode: str, know
 
 
 @pytest.mark.parametrize(("tier", "mode"), CASES)
-def test_what_is_lent_comes_back_to_who_writes(mount: Mount, tier: str, mode: str) -> None:
+def test_idle_namespace_gives_room_back_to_a_writer(mount: Mount, tier: str, mode: str) -> None:
     """A namespace that has all of an idle mount gives it back to a new one, file by file."""
     kv = mount(f"{tier},{mode}")
     idle, busy = namespace(kv, "idle"), namespace(kv, "busy")

@@ -60,7 +60,7 @@ def packed(kv: Mounted) -> dict[str, int]:
     return found
 
 
-def test_what_ram_does_not_hold_is_smaller_on_nvme_and_comes_back_as_it_was(mount: Mount) -> None:
+def test_objects_are_compressed_on_nvme_and_read_back_unchanged(mount: Mount) -> None:
     kv = mount(SMALL)
     said = begin(kv)
     assert "is read through RAM where it is compressed, not by passthrough from NVMe" in said
@@ -88,7 +88,7 @@ def test_what_ram_does_not_hold_is_smaller_on_nvme_and_comes_back_as_it_was(moun
     assert ns(kv, "set", "compression=off") == ""
 
 
-def test_what_does_not_become_smaller_is_read_from_nvme_by_the_kernel(mount: Mount) -> None:
+def test_incompressible_object_is_read_by_passthrough(mount: Mount) -> None:
     kv = mount(SMALL)
     begin(kv, "write=through")
     noise = random.Random(1).randbytes(SIZE)

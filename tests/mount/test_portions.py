@@ -78,7 +78,7 @@ def questions() -> tuple[int, int]:
     return 2 * PENDING_MAX, 0
 
 
-def test_one_user_leaves_half_of_the_descriptors_to_others(kv: Mounted) -> None:
+def test_user_gets_half_of_the_descriptors_at_most(kv: Mounted) -> None:
     space = namespace(kv)
     kv.expect_log(
         r"\.match: uid 65534 has 2048 of 4096 descriptors of \.match: one user may have half"
@@ -103,7 +103,7 @@ def test_one_user_leaves_half_of_the_descriptors_to_others(kv: Mounted) -> None:
     kv.allow_log(r"\.match: uid")
 
 
-def test_one_user_leaves_half_of_the_bytes_of_questions_to_others(kv: Mounted) -> None:
+def test_user_gets_half_of_the_bytes_of_questions_at_most(kv: Mounted) -> None:
     space = namespace(kv)
     kv.expect_log(r"\.match: uid 65534 has 33554432 of 67108864 bytes of questions")
     half = PENDING_MAX // 2
@@ -116,7 +116,7 @@ def test_one_user_leaves_half_of_the_bytes_of_questions_to_others(kv: Mounted) -
             assert root == [half // 2, errno.EDQUOT]
 
 
-def test_one_user_leaves_half_of_the_leases_to_others(kv: Mounted) -> None:
+def test_user_gets_half_of_the_leases_at_most(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(BLOCKS_MAX)
     write(space, keys)
     kv.idle()

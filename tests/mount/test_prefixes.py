@@ -75,7 +75,7 @@ def test_prefixes_are_closed(mount: Mount) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_memory_loses(mount: Mount) -> None:
+def test_block_lost_with_ram_ends_its_prefix(mount: Mount) -> None:
     # A machine's death: what RAM had is lost, and what followed it on NVMe goes.
     kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M")
     space = namespace(kv)

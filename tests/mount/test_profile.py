@@ -24,7 +24,7 @@ def closed(kv: Mounted) -> None:
     wait_for(lambda: kv.status()["open_handles"] == 0, "nobody has a file open")
 
 
-def test_what_is_done_is_in_the_log(mount: Mount, tmp_path: Path) -> None:
+def test_access_log_has_each_access(mount: Mount, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
     space = kv.path / "n"
@@ -63,7 +63,7 @@ def test_what_is_done_is_in_the_log(mount: Mount, tmp_path: Path) -> None:
     assert log.stat().st_size == size
 
 
-def test_it_is_bounded_and_refused_where_it_cannot_be(mount: Mount, tmp_path: Path) -> None:
+def test_access_log_is_bounded_and_wrong_paths_are_refused(mount: Mount, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     kv = mount(f"ram=64M,access_log={log},access_log_size=4K")
     path = kv.path / "a"
@@ -95,7 +95,7 @@ def test_it_is_bounded_and_refused_where_it_cannot_be(mount: Mount, tmp_path: Pa
         assert why in done.stderr
 
 
-def test_nobody_elses_file_is_written_to(mount: Mount, tmp_path: Path) -> None:
+def test_access_log_refuses_files_of_others(mount: Mount, tmp_path: Path) -> None:
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
     passwd, older = tmp_path / "passwd", tmp_path / "new.1"
     for foreign in (passwd, older):
@@ -124,7 +124,7 @@ def test_nobody_elses_file_is_written_to(mount: Mount, tmp_path: Path) -> None:
     assert (done.returncode, "something else than accesses" in done.stderr) == (2, True)
 
 
-def test_what_others_put_in_its_place_stays(mount: Mount, tmp_path: Path) -> None:
+def test_file_put_in_place_of_the_access_log_stays(mount: Mount, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     kv = mount(f"ram=64M,access_log={log},access_log_size=4K")
     path = kv.path / "a"

@@ -66,7 +66,7 @@ def handles(kv: Mounted) -> int:
     return found
 
 
-def test_nobody_can_write_what_is_lent(kv: Mounted) -> None:
+def test_leased_block_cannot_be_opened_for_writing(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(3)
     write(space, keys)
     kv.idle()
@@ -145,7 +145,7 @@ def test_rights_are_those_of_the_names(kv: Mounted) -> None:
         assert len(contents(found)) == 6
 
 
-def test_what_is_lent_stays_as_long_as_the_lease(mount: Mount) -> None:
+def test_leased_block_stays_as_long_as_the_lease(mount: Mount) -> None:
     kv = mount("ram=16M")
     space, keys = namespace(kv, quota_objects="8", eviction="lru"), chain(4)
     write(space, keys)
@@ -219,7 +219,7 @@ def test_a_new_block_takes_the_place_of_one_that_is_lent(kv: Mounted) -> None:
         assert client.borrow(ROOT, keys, BLOCK) == ([], [])
 
 
-def test_what_is_lent_ends_at_the_first_that_cannot_be(mount: Mount) -> None:
+def test_leases_end_before_the_first_block_that_cannot_be_leased(mount: Mount) -> None:
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=128M")
     space, keys = namespace(kv, media="ram"), chain(5)
     write(space, keys)
@@ -249,7 +249,7 @@ def test_what_is_lent_ends_at_the_first_that_cannot_be(mount: Mount) -> None:
             assert lent() == 0, "an open may have to wait for its turn"
 
 
-def test_who_dies_gives_back(kv: Mounted) -> None:
+def test_leases_of_a_dead_process_end(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(4)
     write(space, keys)
     kv.idle()
@@ -330,7 +330,7 @@ def test_questions_that_are_none(kv: Mounted) -> None:
     wait_for(lambda: handles(kv) == 0, "the leases have ended with the descriptor")
 
 
-def test_who_does_not_listen_is_lent_nothing(kv: Mounted) -> None:
+def test_client_that_reads_no_answer_gets_no_lease(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(8)
     write(space, keys)
     kv.idle()
@@ -348,7 +348,7 @@ def test_who_does_not_listen_is_lent_nothing(kv: Mounted) -> None:
     wait_for(lambda: handles(kv) == 0, "all have ended")
 
 
-def test_who_is_lent_a_block_has_used_it(kv: Mounted) -> None:
+def test_lease_sets_the_time_of_access(kv: Mounted) -> None:
     """As for an open by name, `st_atime` is the time of the first use after the write."""
     space, keys = namespace(kv), chain(3)
     write(space, keys)
@@ -367,7 +367,7 @@ def test_who_is_lent_a_block_has_used_it(kv: Mounted) -> None:
     assert [file.stat().st_atime_ns for file in files] == used
 
 
-def test_who_is_lent_what_was_opened_by_name(either: Mounted) -> None:
+def test_lease_keeps_the_time_of_an_open_by_name(either: Mounted) -> None:
     """`st_atime` shows the time of the open, though the lease sets none."""
     space, keys = namespace(either), chain(2)
     write(space, keys)

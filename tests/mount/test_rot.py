@@ -163,7 +163,7 @@ def test_the_next_daemon_compares_them_once_more(mount: Mount) -> None:
     assert kv.counter("quarantined") == 1
 
 
-def test_what_had_no_digest_when_its_daemon_died_gets_it_at_the_next_mount(
+def test_object_without_digest_gets_one_at_the_next_mount(
     monkeypatch: pytest.MonkeyPatch, mount: Mount
 ) -> None:
     monkeypatch.setenv("KVFS_FAILPOINTS", "movement.read=delay:600")
@@ -183,7 +183,7 @@ def test_what_had_no_digest_when_its_daemon_died_gets_it_at_the_next_mount(
 
 
 @pytest.mark.parametrize("mounted", [True, False])
-def test_what_a_check_reports_no_later_daemon_serves(mount: Mount, *, mounted: bool) -> None:
+def test_copy_reported_by_fsck_is_served_by_no_later_daemon(mount: Mount, *, mounted: bool) -> None:
     """No daemon serves it from RAM either, where an open compares nothing else."""
     kv = mount(OPTIONS)
     subprocess.run([*KVFS, "ns", "set", kv.path, "write=through"], check=True)

@@ -26,7 +26,9 @@ def open_to_others(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_nothing_of_a_mount_is_open_to_others(mount: Mount, tmp_path: Path, umask: int) -> None:
+def test_files_of_a_mount_are_closed_to_other_users(
+    mount: Mount, tmp_path: Path, umask: int
+) -> None:
     """This holds with any umask at the mount, after a takeover, and after a change of options."""
     before = os.umask(umask)
     try:

@@ -160,7 +160,7 @@ def test_options_that_are_mended_need_no_other_start(service: Service) -> None:
     wait_for(lambda: service.show("ActiveState") == "active", "it is mounted")
 
 
-def test_who_unmounts_by_hand_has_stopped_it(service: Service) -> None:
+def test_umount_by_hand_stops_the_service(service: Service) -> None:
     service.systemd.run("env", f"PYTHONPATH={ROOT}", KVFS, "umount", service.path)
     wait_for(lambda: service.show("ActiveState") == "inactive", "the service has ended")
     assert (service.show("Result"), service.show("NRestarts")) == ("success", "0")

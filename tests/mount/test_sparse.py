@@ -67,7 +67,7 @@ def test_an_unmount_does_not_wait_for_holes(mount: Mount) -> None:
     assert first(directory / "1.bin") == b"0123456789\0\0"
 
 
-def test_what_no_tier_below_can_have_is_lost_with_memory_and_the_log_says_so(mount: Mount) -> None:
+def test_file_too_large_for_lower_tiers_is_lost_with_ram_and_logged(mount: Mount) -> None:
     kv = mount("ram=256M,nvme={tmp}/nvme,nvme_size=2G,allow_other")
     kv.expect_log("whose files cannot have its 9223372036854771712 bytes; .*File too large")
     directory = sparse(kv, LARGEST, *[LARGEST] * 20, MIB)
@@ -118,7 +118,7 @@ def test_umount_now_waits_for_no_mover(
     assert left == {"a": bytes(MIB)}, "what NVMe had is there, what only RAM had is gone"
 
 
-def test_what_is_being_saved_behind_an_unmount_is_given_up_by_umount_now(
+def test_umount_now_ends_the_write_back_of_a_plain_umount(
     monkeypatch: pytest.MonkeyPatch, mount: Mount
 ) -> None:
     kv = stuck(monkeypatch, mount, "movement.copy")

@@ -86,7 +86,7 @@ def test_blocks_that_are_pinned_and_what_is_no_file(kv: Mounted) -> None:
     assert stat(space / "link")["kind"] == "symlink"
 
 
-def test_what_cannot_be_told(kv: Mounted, tmp_path: Path) -> None:
+def test_stat_of_missing_foreign_and_control_files_is_refused(kv: Mounted, tmp_path: Path) -> None:
     own = "the name is kvfs's own, for its control files"
     for path, why in (
         (kv.path / "none", "No such file"),

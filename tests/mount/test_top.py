@@ -144,7 +144,7 @@ def test_a_takeover_and_a_silence_are_shown_and_survived(
     shown.shows("is not mounted any more")
 
 
-def test_one_frame_goes_into_a_pipe(mount: Mount) -> None:
+def test_top_into_a_pipe_prints_one_frame(mount: Mount) -> None:
     kv = mount("ram=64M")
     (kv.path / "a").write_bytes(b"a")
     assert (kv.path / "a").read_bytes() == b"a"

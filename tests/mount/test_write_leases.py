@@ -99,7 +99,7 @@ def test_a_reader_sees_it_grow(either: Mounted) -> None:
     in_order(either)
 
 
-def test_what_is_not_written_goes(kv: Mounted) -> None:
+def test_made_blocks_without_all_bytes_are_removed(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(6)
     with borrowing(space) as client:
         made, leases = client.make(ROOT, keys, BLOCK)
@@ -127,7 +127,7 @@ def test_what_is_not_written_goes(kv: Mounted) -> None:
     in_order(kv)
 
 
-def test_what_is_there_ends_it(kv: Mounted) -> None:
+def test_making_ends_before_an_existing_block(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(4)
     write(space, keys[:1])
     with borrowing(space) as client:
@@ -148,7 +148,7 @@ def test_what_is_there_ends_it(kv: Mounted) -> None:
     in_order(kv)
 
 
-def test_whose_they_are(kv: Mounted) -> None:
+def test_made_blocks_have_the_owner_and_mode_of_the_client(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(4)
     root = space / ROOT.hex()
 
@@ -174,7 +174,7 @@ def test_whose_they_are(kv: Mounted) -> None:
     in_order(kv)
 
 
-def test_what_ram_has_no_room_for(mount: Mount) -> None:
+def test_making_needs_room_in_ram_for_each_block(mount: Mount) -> None:
     """kvfs makes room for one block at a time, and evicts as for any create: when bytes come."""
     kv = mount("ram=64M")
     size, space, keys = 8 << 20, namespace(kv, eviction="lru"), chain(12)
@@ -209,7 +209,9 @@ def test_a_quota(kv: Mounted) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"publish": "close"}, {"media": "nvme"}])
-def test_where_nothing_is_made_so(mount: Mount, settings: dict[str, str]) -> None:
+def test_namespace_without_ram_or_with_a_limit_makes_no_blocks(
+    mount: Mount, settings: dict[str, str]
+) -> None:
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=128M")
     space, keys = namespace(kv, **settings), chain(2)
     with borrowing(space) as client:
@@ -235,7 +237,7 @@ sys.stdin.read()
 """
 
 
-def test_who_dies(kv: Mounted) -> None:
+def test_made_blocks_of_a_dead_process_are_removed(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(4)
     with subprocess.Popen(
         [sys.executable, "-c", CODE, str(space), *[key.hex() for key in (ROOT, *keys)]],
@@ -252,7 +254,7 @@ def test_who_dies(kv: Mounted) -> None:
     in_order(kv)
 
 
-def test_who_writes_on_is_a_writer(kv: Mounted) -> None:
+def test_descriptor_after_done_keeps_the_block_unsealed(kv: Mounted) -> None:
     """A descriptor or a mapping stays after DONE: kvfs does nothing to the block before it ends."""
     space, keys = namespace(kv), chain(2)
     with borrowing(space) as client:
@@ -274,7 +276,7 @@ def test_who_writes_on_is_a_writer(kv: Mounted) -> None:
     in_order(kv)
 
 
-def test_who_writes_on_while_others_read(kv: Mounted) -> None:
+def test_descriptor_after_done_waits_for_the_readers(kv: Mounted) -> None:
     """With readers the kernel does not tell of writers, so kvfs waits for the readers."""
     space, keys = namespace(kv), chain(1)
     [path] = files_of(space, keys)

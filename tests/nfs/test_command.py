@@ -64,13 +64,13 @@ def started(kv: Mounted) -> Iterator[Callable[..., Client]]:
     forget(kv.path)
 
 
-def test_what_cannot_be_exported_is_refused(mount: Mount, tmp_path: Path) -> None:
+def test_export_of_other_and_private_paths_is_refused(mount: Mount, tmp_path: Path) -> None:
     assert "is not a mount point" in refused(tmp_path)
     private = mount("ram=64M", "private")
     assert "mount it with -o allow_other" in refused(private.path)
 
 
-def test_what_cannot_be_meant_is_refused(kv: Mounted) -> None:
+def test_wrong_networks_are_refused(kv: Mounted) -> None:
     assert "has host bits set" in refused("--allow", "10.0.0.1/8", kv.path)
     assert "expected an address or a network" in refused("--allow", "everybody", kv.path)
     outside = ("--allow", "10.0.0.0/8", "--no-root-squash", "11.0.0.0/8")
@@ -86,7 +86,7 @@ def test_what_cannot_be_meant_is_refused(kv: Mounted) -> None:
     assert "No such file or directory" in refused("-o", kv.path / "none" / "x", kv.path)
 
 
-def test_what_stands_in_the_way_is_said(kv: Mounted, tmp_path: Path) -> None:
+def test_failed_start_names_the_obstacle(kv: Mounted, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         told = refused("--start", "--port", port, kv.path)
@@ -170,7 +170,9 @@ def test_a_configuration_is_printed_or_written(kv: Mounted, tmp_path: Path) -> N
     assert file.read_text() == "/home *(ro)\n"
 
 
-def test_who_acts_as_whom(kv: Mounted, started: Callable[..., Client]) -> None:
+def test_clients_act_as_the_users_of_the_export_options(
+    kv: Mounted, started: Callable[..., Client]
+) -> None:
     (kv.path / "open").mkdir()
     (kv.path / "open").chmod(0o777)
 

@@ -37,7 +37,7 @@ def test_files_are_written_read_renamed_and_removed(kv: Mounted, nfs: Server, ve
     assert os.listdir(kv.path) == []
 
 
-def test_what_a_client_wrote_is_sealed_when_the_server_closes_it(
+def test_file_of_a_client_is_sealed_when_the_server_closes_it(
     kv: Mounted, nfs: Server, version: int
 ) -> None:
     """NFSv3 has no close: the server closes the file itself."""
@@ -48,9 +48,7 @@ def test_what_a_client_wrote_is_sealed_when_the_server_closes_it(
         kv.check_accounts()
 
 
-def test_what_is_changed_on_the_mount_is_seen_at_once(
-    kv: Mounted, nfs: Server, version: int
-) -> None:
+def test_clients_see_changes_on_the_mount_at_once(kv: Mounted, nfs: Server, version: int) -> None:
     """Connectors on the server write to a temporary name, and rename it to the final one."""
     (kv.path / "x").write_bytes(b"old")
     with nfs.client(version) as client:

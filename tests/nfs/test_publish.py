@@ -10,7 +10,7 @@ from tests.harness import Mounted
 SIZE = 300_000
 
 
-def test_what_a_client_makes_has_its_name_at_once(kv: Mounted, nfs: Server) -> None:
+def test_file_of_a_client_has_its_name_at_once(kv: Mounted, nfs: Server) -> None:
     """So the client can rename it while the server still has it open, as after a COMMIT."""
     request(kv.path, "ns_create", name="c", settings={"publish": "close"}, uid=0, gid=0)
     place = kv.path / "c"

@@ -17,7 +17,7 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("options", ["ram=256M", "ram=256M,nvme={tmp}/nvme,nvme_size=512M"])
-def test_what_is_evicted_to_the_bucket_comes_back(made: Make, options: str) -> None:
+def test_object_evicted_to_the_bucket_is_read_again(made: Make, options: str) -> None:
     kv = made(options)
     files = {kv.path / "d/small": SMALL, kv.path / "d/large": LARGE}
     (kv.path / "d").mkdir()
@@ -48,7 +48,7 @@ def test_what_is_evicted_to_the_bucket_comes_back(made: Make, options: str) -> N
     assert {path: path.read_bytes() for path in files} == files
 
 
-def test_what_the_bucket_lacks_stays(made: Make) -> None:
+def test_evict_to_s3_keeps_objects_that_the_bucket_lacks(made: Make) -> None:
     kv = made("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
     assert run("ns", "create", kv.path / "here", "media=ram+nvme").returncode == 0
     path = kv.path / "here" / "a"

@@ -95,7 +95,7 @@ def test_facts_survive_the_store(boto: BotoStore) -> None:
     assert Facts.of_head("key", boto.head("key")) == FACTS
 
 
-def test_what_is_not_known_is_passed_over() -> None:
+def test_unknown_metadata_is_ignored() -> None:
     metadata = {**FACTS.metadata(), "kvfs-newer": "x", "mtime": "y", "kvfs-put": "z"}
     assert Facts.of_head("key", head(metadata)) == FACTS
 

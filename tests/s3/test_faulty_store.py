@@ -230,9 +230,7 @@ def test_bytes_that_are_wrong_are_never_read(front: Front) -> None:
     wait_for(lambda: read_or_miss(away / "longer") == SMALL, "what is between is well again")
 
 
-def test_what_the_bucket_says_of_another_object_is_a_miss(
-    front: Front, mount: Mount, bucket: str
-) -> None:
+def test_answer_about_another_object_is_a_miss(front: Front, mount: Mount, bucket: str) -> None:
     kv, proxy, *_ = front()
     names = ("head", "beside", "gone", "other")
     for name in names:
@@ -312,7 +310,7 @@ def test_a_lie_that_is_told_once_costs_nothing(front: Front) -> None:
     assert wait_for(lambda: read_or_miss(away / "gone"), "it is read") == SMALL
 
 
-def test_what_was_replaced_does_not_come_back(front: Front) -> None:
+def test_replaced_object_is_not_served_again(front: Front) -> None:
     kv, proxy, *_ = front()
     kv.expect_log("is lost")
     kv.allow_log("is fetched once more|is listed, but|but it is listed|s3 tier")

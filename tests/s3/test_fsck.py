@@ -72,7 +72,7 @@ def test_a_bucket_that_lost_something_gets_it_again(
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_what_another_node_has_deleted_is_not_uploaded_again(
+def test_object_deleted_by_another_node_is_not_uploaded_again(
     kv: Mounted, place: str, mount: Mount, s3: Server, bucket: str, *, live: bool
 ) -> None:
     other = mount(f"ram=64M,{place},s3_delay=0.1,s3_recheck=600", "other")
@@ -103,7 +103,7 @@ def test_what_another_node_has_deleted_is_not_uploaded_again(
     assert (kv.path / "new").read_bytes() == b"new"
 
 
-def test_who_cannot_be_asked(kv: Mounted, place: str, mount: Mount) -> None:
+def test_fsck_bucket_is_refused_without_a_bucket(kv: Mounted, place: str, mount: Mount) -> None:
     other = mount("ram=64M,nvme={tmp}/o,nvme_size=64M", "other")
     for target, options, reason in (
         (kv.path, ("--bucket", "-o", place), "mounted, and knows its bucket"),

@@ -113,7 +113,7 @@ def test_any_answer(liar: Liar, store: BotoStore, answer: bytes) -> None:
             continue
 
 
-def test_what_is_right_is_understood(liar: Liar, store: BotoStore) -> None:
+def test_correct_answers_are_parsed(liar: Liar, store: BotoStore) -> None:
     liar.answer = LISTED.encode()
     assert [one.key for one in store.list("p/").entries] == ["p/k"]
     liar.answer = GOT.encode()

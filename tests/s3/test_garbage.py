@@ -116,7 +116,7 @@ def test_keys_of_what_no_node_has_are_garbage(
     assert left(store) == set(live)
 
 
-def test_what_kvfs_did_not_name_is_told_of_and_never_touched(
+def test_foreign_keys_are_reported_and_never_deleted(
     transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, "x@2", had=("x@1",))
@@ -130,7 +130,7 @@ def test_what_kvfs_did_not_name_is_told_of_and_never_touched(
     assert "other/x@1/a" in store.objects
 
 
-def test_what_was_written_lately_stays_with_all_of_its_namespace(
+def test_recent_object_keeps_all_of_its_namespace(
     transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, had=("x@1", "y@1"))
@@ -179,7 +179,7 @@ def test_left_overs_of_kvfs_itself_are_garbage(
     assert left(store) == {".kvfs/probe/new", ".kvfs/format.json", "@0/a"}
 
 
-def test_what_was_put_aside_goes_if_no_catalog_means_it(
+def test_object_put_aside_is_deleted_if_no_catalog_has_it(
     transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     put(transfers, ".kvfs/aside/mine", ".kvfs/aside/lost")
@@ -248,7 +248,9 @@ def test_the_record_of_who_is_forgotten_stays_while_it_explains_something(
     ("forget", "reason"),
     [("cccc", "has no record; there are"), (A, "is this one"), (B, "was refreshed .* s ago")],
 )
-def test_who_cannot_be_forgotten(transfers: StoreTransfers, forget: str, reason: str) -> None:
+def test_forget_of_a_live_or_unknown_node_is_refused(
+    transfers: StoreTransfers, forget: str, reason: str
+) -> None:
     node(transfers, A)
     node(transfers, B, age=29 * DAY)
     with pytest.raises(ConfigError, match=reason):
@@ -258,9 +260,7 @@ def test_who_cannot_be_forgotten(transfers: StoreTransfers, forget: str, reason:
 # What is not known
 
 
-def test_nothing_is_deleted_that_no_record_explains(
-    transfers: StoreTransfers, store: MemoryStore
-) -> None:
+def test_unexplained_objects_are_not_deleted(transfers: StoreTransfers, store: MemoryStore) -> None:
     """A node with an older kvfs has no record: its objects look like garbage."""
     node(transfers, A, "x@2", had=("y@1",))
     put(transfers, "x@1/a", "y@1/a", "z@7/a")
@@ -273,7 +273,7 @@ def test_nothing_is_deleted_that_no_record_explains(
     assert left(store) == set()
 
 
-def test_nothing_is_deleted_without_a_record(transfers: StoreTransfers) -> None:
+def test_collection_without_any_record_is_refused(transfers: StoreTransfers) -> None:
     put(transfers, ".kvfs/probe/a")
     with pytest.raises(ConfigError, match="no node has a record"):
         collect(collector(transfers), all_recorded=True)
@@ -334,7 +334,7 @@ def test_this_mount_is_asked_again_before_anything_goes(
     assert left(store) == {"x@1/a"}
 
 
-def test_what_is_written_meanwhile_is_not_touched(
+def test_objects_written_during_the_collection_are_kept(
     transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, had=("x@1", "y@1"))
@@ -388,7 +388,7 @@ def test_a_record_that_becomes_unreadable_meanwhile_ends_it(
     assert left(store) == {"x@1/a"}
 
 
-def test_what_the_store_does_not_delete_is_told_of(store: MemoryStore) -> None:
+def test_failed_deletes_are_reported(store: MemoryStore) -> None:
     class Refusing(FaultyStore):
         def delete_many(self, keys: Sequence[str]) -> dict[str, StoreError]:
             done = super().delete_many([key for key in keys if not key.endswith("b")])
@@ -467,7 +467,7 @@ def test_an_outage_ends_it(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "x@", "x@01", "@-1", "x@1/", "x@1/y", "x%41@1"])
-def test_what_is_no_namespace_with_a_version(text: str) -> None:
+def test_malformed_namespace_version_is_none(text: str) -> None:
     assert Space.parse(text) is None
 
 

@@ -92,9 +92,7 @@ def lose(kv: Mounted) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_what_is_left_of_a_lost_node_is_found_and_deleted(
-    node: Make, s3: Server, bucket: str
-) -> None:
+def test_garbage_of_a_lost_node_is_found_and_deleted(node: Make, s3: Server, bucket: str) -> None:
     kept, lost = node("kept"), node("lost")
     for kv, names in ((kept, "xy"), (lost, "xz")):
         for name in names:
@@ -142,7 +140,7 @@ def test_what_is_left_of_a_lost_node_is_found_and_deleted(
         assert (kept.path / name).read_bytes() == SMALL
 
 
-def test_what_nobody_explains_is_not_deleted(node: Make, s3: Server, bucket: str) -> None:
+def test_unexplained_keys_are_not_deleted(node: Make, s3: Server, bucket: str) -> None:
     kv = node("kv")
     client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
     for key in ("old@3/a", "notes.txt"):

@@ -120,7 +120,7 @@ def test_a_long_name_has_a_hash() -> None:
         *("kv/a%@1/b", "kv/a@1/%00%00", "kv/a@1/" + "x" * KEY_MAX, "kv/a@9999999999999999999999/b"),
     ],
 )
-def test_what_kvfs_did_not_name(key: str) -> None:
+def test_foreign_key_is_parsed_as_none(key: str) -> None:
     assert Keys("kv/").parse(key) is None
     assert Keys("kv/").record_of(key) == ""
 

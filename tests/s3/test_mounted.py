@@ -66,7 +66,7 @@ def spill(kv: Mounted, path: Path) -> None:
         assert number < 200, attribute(path, "tier")
 
 
-def test_what_is_written_is_in_the_bucket(made: Make, s3: Server, bucket: str) -> None:
+def test_written_files_are_uploaded(made: Make, s3: Server, bucket: str) -> None:
     kv = made()
     (kv.path / "d").mkdir()
     (kv.path / "d" / "x y").write_bytes(SMALL)
@@ -78,7 +78,7 @@ def test_what_is_written_is_in_the_bucket(made: Make, s3: Server, bucket: str) -
     assert not list((kv.path.parent / "nvme" / "uploads").glob("*.json"))
 
 
-def test_what_is_mostly_holes_stays_here(made: Make, s3: Server, bucket: str) -> None:
+def test_sparse_file_is_not_uploaded(made: Make, s3: Server, bucket: str) -> None:
     kv = made()
     kv.expect_log("stays on this node only, and user.kvfs.dirty says 1: it is mostly holes")
     with (kv.path / "holes").open("wb") as file:
@@ -103,7 +103,7 @@ def test_what_is_mostly_holes_stays_here(made: Make, s3: Server, bucket: str) ->
     assert os.listdir(memory.path) == ["a"]
 
 
-def test_what_left_the_tiers_keeps_its_name_and_comes_back(made: Make) -> None:
+def test_spilled_object_keeps_its_name_and_is_hydrated(made: Make) -> None:
     kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
     path = kv.path / "a"
     path.write_bytes(SMALL)

@@ -29,7 +29,7 @@ def test_places(url: str, bucket: str, prefix: str) -> None:
         *("s3://bucket?x=y", "s3://bucket/" + "x" * 201, "http://bucket/a", "s3://bucket\n"),
     ],
 )
-def test_what_is_no_place(url: str) -> None:
+def test_malformed_url_of_a_bucket_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"s3://BUCKET|a prefix of"):
         BucketPlace.parse(url)
 
@@ -44,6 +44,6 @@ def test_endpoints(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "s3.x.org", "http://u:p@x", "http://x/path", "http://x?q", "ftp://x"]
 )
-def test_what_is_no_endpoint(text: str) -> None:
+def test_malformed_endpoint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="an endpoint such as"):
         BucketPlace.parse("s3://bucket", endpoint=text)

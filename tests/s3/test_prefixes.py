@@ -16,7 +16,7 @@ TOKENS = list(range(4 * 10))
 GIVEN = torch.arange(10 * 4 * 1024, dtype=torch.float32).view(10, 4, 1024)
 
 
-def test_what_one_node_has_saved_another_loads(two: Two) -> None:
+def test_blocks_saved_by_one_node_are_loaded_by_another(two: Two) -> None:
     a, b = two()
     with (
         PrefixCache(a.path / "m", SPEC, create=True) as ours,

@@ -22,7 +22,9 @@ TERMS = Terms()
 
 @pytest.mark.parametrize("once_put", [False, True])
 @pytest.mark.parametrize("once_complete", [False, True])
-def test_what_the_store_honours_is_found(*, once_put: bool, once_complete: bool) -> None:
+def test_probe_finds_the_conditions_that_the_store_honours(
+    *, once_put: bool, once_complete: bool
+) -> None:
     store = MemoryStore(once_put=once_put, once_complete=once_complete)
     expected = replace(TERMS, once_put=once_put, once_complete=once_complete)
     assert probe(store, KEYS, TERMS) == expected
@@ -46,14 +48,14 @@ def test_a_store_that_refuses_conditions_does_not_honour_them() -> None:
 
 
 @pytest.mark.parametrize("verb", ["list", "put", "get", "head", "begin", "put_part", "delete"])
-def test_what_is_not_permitted_is_said_with_its_cure(verb: str) -> None:
+def test_missing_permission_is_refused_with_its_cure(verb: str) -> None:
     fault = Fault(verb, 0, RefusedError(f"AccessDenied {verb}"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"{verb}.*list, read, write and delete below"):
         probe(FaultyStore(MemoryStore(), fault), KEYS, TERMS)
 
 
 @pytest.mark.parametrize("error", [OutageError, ThrottledError, StoreFullError])
-def test_what_may_pass_is_no_mistake_of_the_user(error: type[StoreError]) -> None:
+def test_outage_during_the_probe_is_no_configuration_error(error: type[StoreError]) -> None:
     for nth in range(1, 10):
         with pytest.raises(error):
             probe(FaultyStore(MemoryStore(), Fault("any", nth, error("no"))), KEYS, TERMS)
@@ -104,7 +106,7 @@ def test_no_such_profile(s3: Server, bucket: str) -> None:
         BotoStore(replace(s3.place(bucket), profile="nobody"))
 
 
-def test_nobody_listens(s3: Server, bucket: str) -> None:
+def test_probe_of_a_closed_port_is_an_outage(s3: Server, bucket: str) -> None:
     place = replace(s3.place(bucket), endpoint="http://127.0.0.1:1")
     with pytest.raises(OutageError, match="EndpointConnectionError"):
         probe(BotoStore(place, attempts=1), KEYS, TERMS)

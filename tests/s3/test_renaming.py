@@ -74,7 +74,7 @@ def test_bytes_stay_and_facts_change(transfers: StoreTransfers, tmp_path: Path, 
     assert read(transfers, tmp_path, done.stored) == CONTENT
 
 
-def test_what_has_the_name_stays(transfers: StoreTransfers, tmp_path: Path) -> None:
+def test_copy_keeps_an_object_that_has_the_name(transfers: StoreTransfers, tmp_path: Path) -> None:
     source, other = put(transfers.store), put(transfers.store, "b", b"others")
     with pytest.raises(ObjectExistsError):
         uploading.copy(transfers, source, ABOUT, Target("b", None, once=True), str(tmp_path))
@@ -85,9 +85,7 @@ def test_what_has_the_name_stays(transfers: StoreTransfers, tmp_path: Path) -> N
     assert not list(transfers.store.uploads(""))
 
 
-def test_what_is_another_one_by_now_is_not_copied(
-    transfers: StoreTransfers, tmp_path: Path
-) -> None:
+def test_changed_source_is_not_copied(transfers: StoreTransfers, tmp_path: Path) -> None:
     source = put(transfers.store)
     transfers.store.put("a", b"others", {}, once=False)
     target = Target("b", None, once=True)

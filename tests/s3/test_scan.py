@@ -133,7 +133,7 @@ def fetched(kv: Mounted) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("passthrough", ["auto", "off"])
-def test_who_looks_through_a_directory_fetches_headers(
+def test_scanner_of_a_directory_fetches_headers_only(
     made: Made, valve: Valve, start: Start, passthrough: str
 ) -> None:
     kv, paths = made(FILES, f"ram=256M,passthrough={passthrough}")
@@ -171,7 +171,7 @@ def test_who_looks_through_a_directory_fetches_headers(
     kv.check_accounts()
 
 
-def test_one_that_reads_all_of_them_is_no_scanner(made: Made, start: Start) -> None:
+def test_process_that_reads_whole_files_is_no_scanner(made: Made, start: Start) -> None:
     kv, paths = made(6)
     reader = start()
     reader.names(paths[0].parent)
@@ -205,7 +205,7 @@ def test_two_that_scan_and_one_that_does_not(made: Made, start: Start) -> None:
 
 
 @pytest.mark.parametrize("flags", ["MAP_SHARED", "MAP_PRIVATE"])
-def test_it_can_be_mapped(made: Made, start: Start, flags: str) -> None:
+def test_scanned_file_can_be_mapped(made: Made, start: Start, flags: str) -> None:
     kv, [path] = made()
     scanner = start()
     scanner.names(path.parent)
@@ -221,7 +221,7 @@ def test_it_can_be_mapped(made: Made, start: Start, flags: str) -> None:
 
 
 @pytest.mark.parametrize("rest", [False, True])
-def test_what_is_unlinked_while_its_header_is_read(
+def test_scanned_file_unlinked_meanwhile_is_read_to_its_end(
     made: Made, start: Start, s3: Server, bucket: str, *, rest: bool
 ) -> None:
     kv, [path] = made()

@@ -36,7 +36,7 @@ def get(store: Store, key: str, start: int, length: int, etag: str = "") -> byte
     return b"".join(store.get(key, start, length, etag=etag))
 
 
-def test_what_is_put_is_there(store: Store) -> None:
+def test_put_object_has_its_bytes_and_metadata(store: Store) -> None:
     etag = store.put("a/b", b"hello", {"kvfs-size": "5"}, once=True)
     head = store.head("a/b")
     assert (head.size, head.etag, head.metadata) == (5, etag, {"kvfs-size": "5"})
@@ -135,7 +135,7 @@ def test_a_range_of_what_has_changed_is_refused(store: Store) -> None:
         get(store, "a", 0, 3, etag)
 
 
-def test_what_is_not_there(store: Store) -> None:
+def test_missing_object_raises_no_object_error(store: Store) -> None:
     with pytest.raises(NoObjectError):
         store.head("nothing")
     with pytest.raises(NoObjectError):
@@ -240,7 +240,7 @@ def test_an_object_is_copied_onto_itself_in_parts(store: Store) -> None:
     assert get(store, "a", 0, head.size, head.etag) == data
 
 
-def test_what_cannot_be_copied_is_no_part(store: Store) -> None:
+def test_copy_part_of_a_wrong_source_is_refused(store: Store) -> None:
     etag = put(store, "a")
     upload_id = store.begin("b", {})
     with pytest.raises(NoObjectError):

@@ -89,7 +89,7 @@ def ended(kv: Mounted) -> None:
 
 
 @pytest.mark.parametrize("options", [RAM, NVME, f"{RAM},passthrough=off"])
-def test_it_is_read_before_it_is_here(spilled: Spilled, valve: Valve, options: str) -> None:
+def test_object_is_read_while_it_downloads(spilled: Spilled, valve: Valve, options: str) -> None:
     kv, path = spilled(options)
     valve.let(lambda start: start < CHUNK)
     with path.open("rb", buffering=0) as file:
@@ -143,7 +143,7 @@ def asleep(thread: int) -> bool:
     return Path(f"/proc/self/task/{thread}/wchan").read_text() == "request_wait_answer"
 
 
-def test_what_somebody_waits_for_comes_next(spilled: Spilled, valve: Valve) -> None:
+def test_chunk_of_a_waiting_reader_comes_next(spilled: Spilled, valve: Valve) -> None:
     kv, path = spilled()
     valve.asked.clear()
     valve.let(lambda _: False)
@@ -186,7 +186,9 @@ def test_many_readers_have_it_fetched_once(spilled: Spilled, valve: Valve) -> No
 
 
 @pytest.mark.parametrize("options", [RAM, NVME])
-def test_it_goes_on_with_another_daemon(spilled: Spilled, valve: Valve, options: str) -> None:
+def test_streamed_reads_continue_after_a_takeover(
+    spilled: Spilled, valve: Valve, options: str
+) -> None:
     kv, path = spilled(options)
     valve.let(lambda start: start < CHUNK)
     with path.open("rb", buffering=0) as file:
@@ -232,7 +234,7 @@ def test_a_mover_that_dies_begins_anew(spilled: Spilled, valve: Valve) -> None:
     assert path.read_bytes() == LARGE
 
 
-def test_what_is_unlinked_meanwhile_is_read_to_its_end(
+def test_object_unlinked_during_its_download_is_read_to_its_end(
     spilled: Spilled, valve: Valve, s3: Server, bucket: str
 ) -> None:
     kv, path = spilled()
@@ -249,7 +251,7 @@ def test_what_is_unlinked_meanwhile_is_read_to_its_end(
     kv.check_accounts()
 
 
-def test_who_unlinks_it_and_dies_leaves_no_other_bytes(spilled: Spilled, valve: Valve) -> None:
+def test_unlinked_download_of_a_dead_daemon_is_an_error(spilled: Spilled, valve: Valve) -> None:
     kv, path = spilled()
     kv.expect_log("a read fails: inode .* its bytes have not all come, and are gone")
     valve.let(lambda start: start < CHUNK)
@@ -315,7 +317,7 @@ def test_a_reader_that_is_killed_ends(spilled: Spilled, valve: Valve) -> None:
 
 @pytest.mark.parametrize("passthrough", ["auto", "off"])
 @pytest.mark.parametrize("flags", [mmap.MAP_SHARED, mmap.MAP_PRIVATE])
-def test_it_can_be_mapped_while_it_comes(
+def test_object_is_mapped_while_it_downloads(
     spilled: Spilled, valve: Valve, flags: int, passthrough: str
 ) -> None:
     kv, path = spilled(f"{RAM},passthrough={passthrough}")
@@ -383,7 +385,7 @@ def test_an_unmount_does_not_wait_for_the_rest(spilled: Spilled, valve: Valve) -
     assert path.read_bytes() == LARGE
 
 
-def test_what_is_small_comes_as_a_whole(spilled: Spilled) -> None:
+def test_object_below_s3_stream_is_downloaded_before_its_open(spilled: Spilled) -> None:
     kv, path = spilled()
     subprocess.run([*KVFS, "set", str(kv.path), "s3_stream=1G"], check=True)
     assert path.read_bytes() == LARGE

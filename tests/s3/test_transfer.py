@@ -100,7 +100,7 @@ def faulty(*faults: Fault, store: Store | None = None) -> Side:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_goes_up_comes_down(side: Side, size: int) -> None:
+def test_uploaded_bytes_are_downloaded_unchanged(side: Side, size: int) -> None:
     data = DATA[:size]
     etag = side.upload(data)
     head = side.store.head("key")
@@ -132,7 +132,7 @@ def test_another_file_than_was_meant_is_not_stored(side: Side, size: int) -> Non
     assert list(side.store.uploads("")) == []
 
 
-def test_what_has_changed_is_not_mixed(side: Side) -> None:
+def test_download_of_a_changed_object_is_refused(side: Side) -> None:
     etag = side.upload(DATA)
     side.upload(DATA[::-1], once=False)
     with pytest.raises(ObjectChangedError):
@@ -257,7 +257,7 @@ def test_of_two_that_publish_in_parts_the_first_one_stays() -> None:
     assert store.unfinished == {}
 
 
-def test_who_was_overtaken_at_the_last_moment_learns_of_it() -> None:
+def test_upload_overtaken_by_another_node_raises_object_exists() -> None:
     store = MemoryStore(once_complete=False)
 
     def overtake(verb: str) -> None:
@@ -327,7 +327,7 @@ def test_a_store_that_has_lost_a_part_is_found() -> None:
     assert store.objects == {}
 
 
-def test_nothing_writes_to_the_file_after_a_download_has_failed() -> None:
+def test_failed_download_writes_no_more_to_its_file() -> None:
     held = threading.Event()
     release = threading.Event()
 

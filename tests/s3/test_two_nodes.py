@@ -50,7 +50,7 @@ def gone(s3: Server, bucket: str) -> None:
     wait_for(lambda: not keys(s3, bucket), "the bucket has followed")
 
 
-def test_what_one_has_uploaded_the_other_finds(two: Two) -> None:
+def test_object_uploaded_by_one_node_is_found_by_the_other(two: Two) -> None:
     a, b = two()
     (a.path / "d" / "e").mkdir(parents=True)
     path = a.path / "d" / "e" / "k"
@@ -170,7 +170,7 @@ def test_an_open_asks_the_bucket_itself(two: Two, s3: Server, bucket: str) -> No
         assert not (b.path / name).exists(), "it opens nothing now, so that each look asks"
 
 
-def test_who_only_lists_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
+def test_listing_shows_objects_of_the_other_node(two: Two, s3: Server, bucket: str) -> None:
     a, b = two()
     (a.path / "d").mkdir()
     for name in ("k", "m", "n"):
@@ -209,7 +209,7 @@ def test_a_bare_listing_sees_it_too(two: Two, s3: Server, bucket: str) -> None:
     wait_for(lambda: os.listdir(b.path) == ["n"], "the listing tells")
 
 
-def test_what_is_unlinked_here_does_not_come_back(two: Two, s3: Server, bucket: str) -> None:
+def test_unlinked_and_renamed_objects_do_not_come_back(two: Two, s3: Server, bucket: str) -> None:
     a, b = two()
     (a.path / "d").mkdir()
     for name in ("x", "y", "d/z"):
@@ -413,7 +413,7 @@ def test_a_name_that_is_free_again(two: Two, s3: Server, bucket: str) -> None:
     assert keys(s3, bucket) == {"@0/k": len(NEW), "@0/m": len(NEW)}
 
 
-def test_who_flushes_waits_for_conflicts_that_are_over(two: Two, s3: Server, bucket: str) -> None:
+def test_flush_asks_for_conflicts_that_are_over(two: Two, s3: Server, bucket: str) -> None:
     a, b = two()
     make_conflict(a, b, "k", "m")
     subprocess.run([*KVFS, "set", str(b.path), "s3_recheck=1000"], check=True)

@@ -134,7 +134,7 @@ def test_modes_and_times_get_there_without_the_bytes(
     assert keys(s3, bucket) == {"@0/a": len(SMALL)}
 
 
-def test_what_was_there_before_the_bucket_gets_there(
+def test_objects_from_before_the_bucket_are_uploaded(
     made: Make,  # noqa: F811
     s3: Server,
     bucket: str,
@@ -158,7 +158,7 @@ def test_what_was_there_before_the_bucket_gets_there(
     assert keys(s3, bucket).keys() == {*both, "@0/c", "n@1/a"}
 
 
-def test_who_opens_what_is_replaced_gets_one_or_the_other(made: Make) -> None:  # noqa: F811
+def test_open_of_a_replaced_object_gets_old_or_new_bytes(made: Make) -> None:  # noqa: F811
     kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
     path = kv.path / "a"
     path.write_bytes(b"0" * len(SMALL))

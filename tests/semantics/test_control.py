@@ -59,7 +59,7 @@ def test_they_can_be_read(here: Path, shared: Mounted) -> None:
     assert theirs.stdout == b""
 
 
-def test_nothing_else_can_be_done_to_them(here: Path, shared: Mounted) -> None:
+def test_control_files_refuse_everything_except_reads(here: Path, shared: Mounted) -> None:
     top, file = shared.path / NAME, here / "a"
     file.write_bytes(b"a")
     before = shared.idle()["objects"]

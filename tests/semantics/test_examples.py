@@ -32,7 +32,7 @@ def test_published(here: Path) -> None:
         assert (here / "k").read_bytes() == b"2" * 8 * M
 
 
-def test_one_name_two_writers(here: Path) -> None:
+def test_two_writers_of_one_name_share_the_file(here: Path) -> None:
     a = os.open(here / "k.tmp", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.write(a, b"aaaa")
     b = os.open(here / "k.tmp", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)

@@ -86,7 +86,7 @@ def gone(mounted: Mounted) -> None:
     wait_for(lambda: not request(mounted.path, "ns_list")["dropped"], "space has followed")
 
 
-def test_what_a_namespace_is(here: Path, shared: Mounted) -> None:
+def test_namespace_is_a_top_level_directory_with_settings(here: Path, shared: Mounted) -> None:
     (here / "a" / "b").mkdir(parents=True)
     write(here, numbered(0, 2))
     assert show(shared, here.name)["own"] is False
@@ -102,7 +102,7 @@ def test_what_a_namespace_is(here: Path, shared: Mounted) -> None:
     assert show(shared, ".")["objects"] == others - 2
 
 
-def test_how_one_is_made(mount: Mount, tmp_path: Path) -> None:
+def test_namespace_is_made_by_mkdir_attribute_or_command(mount: Mount, tmp_path: Path) -> None:
     templates = tmp_path / "templates.toml"
     templates.write_text('[namespace."vllm-*"]\nquota_hard = "64M"\nttl = "2d"\n')
     kv = mount(f"{SMALL},namespaces={templates}")
@@ -218,7 +218,7 @@ def test_quota_exceeded(here: Path, shared: Mounted) -> None:
 
 
 @pytest.mark.parametrize("tier", ONE_TIER)
-def test_who_gives(mount: Mount, tier: str) -> None:
+def test_namespace_furthest_over_its_share_gives_room(mount: Mount, tier: str) -> None:
     kv = mount(tier)
     soft, heavy, light = (
         namespace(kv, "soft", quota_soft="4M", weight="1000"),
@@ -245,7 +245,7 @@ def test_who_gives(mount: Mount, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", ONE_TIER)
-def test_who_gives_to_growing_files(mount: Mount, tier: str) -> None:
+def test_namespace_over_its_share_gives_room_to_growing_files(mount: Mount, tier: str) -> None:
     kv = mount(tier)
     kv.expect_log("is cut off")
     small, large = namespace(kv, "small"), namespace(kv, "large")
@@ -270,7 +270,7 @@ def test_who_gives_to_growing_files(mount: Mount, tier: str) -> None:
     assert said == {errno.ENOSPC}
 
 
-def test_who_goes_first(here: Path, shared: Mounted) -> None:
+def test_policy_decides_which_object_is_dropped_first(here: Path, shared: Mounted) -> None:
     write(here, ["a.kv"])
     (here / "a.kv").unlink()  # how large they are is known from now on: all go to the same tier
     for policy, first in (("lru", 1), ("lfu", 1), ("adaptive", 1), ("fifo", 0), ("ttl", 0)):
@@ -367,7 +367,7 @@ def test_files_that_are_pinned(here: Path, shared: Mounted) -> None:
     assert left(here, block) == []
 
 
-def test_what_is_never_dropped(mount: Mount) -> None:
+def test_pinned_and_never_evicted_objects_are_never_dropped(mount: Mount) -> None:
     kv = mount(SMALL)
     write(kv.path, ["a.kv", "a.pt"])  # how large they are is known from now on
     never = namespace(kv, "never", eviction="never", quota_soft="1")  # each is asked first

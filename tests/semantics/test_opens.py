@@ -99,7 +99,7 @@ def test_duplicates(here: Path, shared: Mounted) -> None:
     assert os.stat(here / "a").st_size == 18
 
 
-def test_who_serves(here: Path, shared: Mounted) -> None:
+def test_kernel_or_daemon_serves_bytes_by_passthrough(here: Path, shared: Mounted) -> None:
     on = shared.status()["passthrough"]["on"]
     assert on == ("passthrough=off" not in shared.options)
     before = shared.status()["counters"]

@@ -195,7 +195,7 @@ def _takes(path: Path) -> bool:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("suffix", ["kv", "bin"])
-def test_nothing_goes_early(mount: Mount, suffix: str, mode: str) -> None:
+def test_eviction_waits_until_room_is_needed(mount: Mount, suffix: str, mode: str) -> None:
     # By default a demotion begins below 4 MiB. RAM may hold exactly that, and the first create then
     # begins one, which drops up to 12 objects of NVMe. Files of 1 MiB never come near 3.2 MiB.
     kv = mount(f"{SMALL},reclaimable=20,{mode}")

@@ -50,7 +50,7 @@ def test_distances_are_those_of_an_lru_stack() -> None:
         assert sum(distance < one["bytes"] for distance in ordered) < share * len(ordered)
 
 
-def test_what_is_counted() -> None:
+def test_accesses_are_counted_by_kind_and_tier() -> None:
     found = described(
         access("absent", 1, 0.0),
         access("absent", 1, 0.1),
@@ -107,7 +107,7 @@ def test_both_halves_are_read_and_a_torn_line_is_not(tmp_path: Path) -> None:
         (json.dumps(access("read", 1, 1.0, path=5)) + "\n", "line 1"),
     ],
 )
-def test_what_is_no_access_log(tmp_path: Path, text: str, why: str) -> None:
+def test_malformed_access_log_is_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "log").write_text(text)
     with pytest.raises(ConfigError, match=why):
         list(read(tmp_path / "log"))

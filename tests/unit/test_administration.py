@@ -62,7 +62,7 @@ def test_the_verbs(tmp_path: Path) -> None:
         trio.run(case, made)
 
 
-def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
+def test_refused_request_changes_nothing(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a", weight="7")
         refusals: list[tuple[str, dict[str, object], type[KvfsError]]] = [
@@ -84,7 +84,7 @@ def test_what_is_refused_changes_nothing(tmp_path: Path) -> None:
         trio.run(case, made)
 
 
-def test_what_is_asked_again_may_have_been_done(tmp_path: Path) -> None:
+def test_repeated_request_may_have_been_carried_out(tmp_path: Path) -> None:
     """By a daemon that died without an answer: the next one is told that it is asked again."""
 
     async def case(made: World) -> None:

@@ -19,7 +19,7 @@ def test_without_a_budget_everything_is_admitted_and_counted() -> None:
     assert admission.spent == (20_000, 100 << 40)
 
 
-def test_what_nobody_asked_for_again_is_written_at_a_steady_pace() -> None:
+def test_objects_without_later_use_are_admitted_at_a_steady_pace() -> None:
     admission = Admission(BUDGET)
     keys = iter(range(10**9))
     admitted = []
@@ -34,7 +34,7 @@ def test_what_nobody_asked_for_again_is_written_at_a_steady_pace() -> None:
     assert admission.counters["refused_adaptive"] > 0
 
 
-def test_what_was_touched_is_admitted_ahead_of_the_pace_but_not_beyond_the_day() -> None:
+def test_touched_objects_are_admitted_up_to_the_budget_of_the_day() -> None:
     admission = Admission(BUDGET)
     answers = [admission.decide(key, 1000, MIDNIGHT, touched=True) for key in range(30)]
     assert answers == [True] * 24 + [False] * 6
@@ -42,7 +42,7 @@ def test_what_was_touched_is_admitted_ahead_of_the_pace_but_not_beyond_the_day()
     assert admission.decide(99, 1000, MIDNIGHT + DAY, touched=False)
 
 
-def test_what_was_refused_is_admitted_when_it_comes_again() -> None:
+def test_refused_object_is_admitted_when_it_comes_again() -> None:
     admission = Admission(BUDGET)
     assert admission.decide(1, 1001, MIDNIGHT, touched=False)
     assert not admission.decide(2, 10, MIDNIGHT, touched=False)
@@ -69,7 +69,7 @@ def test_a_ghost_that_comes_again_is_remembered_longer() -> None:
     assert admission.decide(0, 1, MIDNIGHT, touched=False)
 
 
-def test_what_must_not_be_lost_is_written_whatever_it_costs() -> None:
+def test_obliged_object_is_admitted_beyond_the_budget() -> None:
     admission = Admission(10)
     assert admission.decide(1, 100, NOON, touched=False, obliged=True)
     assert not admission.decide(2, 1, NOON, touched=True)

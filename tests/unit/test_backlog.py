@@ -41,7 +41,7 @@ async def with_bucket(made: World, store: MemoryStore) -> Backlog:
     return Backlog(made.dispatcher.transfers)
 
 
-def test_what_was_there_before_goes_up_in_the_order_of_its_seals(
+def test_older_objects_are_uploaded_in_the_order_of_their_seals(
     made: World, store: MemoryStore
 ) -> None:
     async def case() -> None:
@@ -68,7 +68,9 @@ def test_what_was_there_before_goes_up_in_the_order_of_its_seals(
     trio.run(case)
 
 
-def test_it_is_looked_for_once_and_after_a_mount_without(made: World, store: MemoryStore) -> None:
+def test_backlog_is_searched_once_and_after_a_mount_without_bucket(
+    made: World, store: MemoryStore
+) -> None:
     async def case() -> None:
         await made.make_file(b"a", A)
         await run(await with_bucket(made, store))

@@ -120,7 +120,7 @@ def test_writers_wait_at_their_close_and_are_charged_there_once(
     run(case)
 
 
-def test_what_is_written_after_a_close_is_charged_and_nothing_else(
+def test_write_after_a_close_is_charged_once(
     run: Callable[[Callable[[Mount], Awaitable[None]]], None],
 ) -> None:
     async def case(mount: Mount) -> None:
@@ -139,7 +139,7 @@ def test_what_is_written_after_a_close_is_charged_and_nothing_else(
     run(case)
 
 
-def test_who_never_waited_is_charged_at_the_end(
+def test_write_that_never_waited_is_charged_at_the_release(
     run: Callable[[Callable[[Mount], Awaitable[None]]], None],
 ) -> None:
     async def case(mount: Mount) -> None:
@@ -182,7 +182,7 @@ def test_an_open_ends_when_its_process_is_killed_and_is_not_charged(
     run(case)
 
 
-def test_who_lives_or_is_not_seen_is_not_killed() -> None:
+def test_living_or_unknown_process_counts_as_not_killed() -> None:
     assert not killed(os.getpid())
     assert not killed(0)
     with subprocess.Popen(["sleep", "60"]) as process:

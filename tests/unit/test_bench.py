@@ -41,7 +41,7 @@ def test_sizes_are_powers_of_1024(text: str, count: int, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0", "K", "1.5M", "-1", "12T", "1 M B"])
-def test_what_is_no_size_is_named(text: str) -> None:
+def test_malformed_size_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match="is no size"):
         measure.size(text)
 

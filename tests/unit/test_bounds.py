@@ -22,7 +22,7 @@ def limit(made: World, **settings: str) -> None:
     made.ledger.namespaces.default.change(Settings.parse(settings))
 
 
-def test_what_the_daemon_writes_counts_before_the_next_look(tmp_path: Path) -> None:
+def test_writes_of_the_daemon_count_before_the_next_look(tmp_path: Path) -> None:
     """Also what it writes at this moment: two of these four are in flight."""
 
     async def case(made: World) -> None:
@@ -166,7 +166,7 @@ def test_a_close_is_told_of_what_came_since_the_last_look(tmp_path: Path, lackin
         trio.run(case, made)
 
 
-def test_nobody_gives_for_a_file_that_is_just_closed(tmp_path: Path) -> None:
+def test_file_that_is_just_closed_takes_no_room_from_others(tmp_path: Path) -> None:
     """The namespace furthest beyond its share gives room, once its file is released."""
 
     async def case(made: World) -> None:
@@ -204,9 +204,7 @@ def test_a_file_is_cut_off_when_its_writer_goes_on_after_a_close(tmp_path: Path)
 
 
 @pytest.mark.parametrize("read", [False, True])
-def test_what_is_too_large_at_its_close_goes_though_it_is_read(
-    tmp_path: Path, *, read: bool
-) -> None:
+def test_file_too_large_at_its_close_is_dropped_even_if_open(tmp_path: Path, *, read: bool) -> None:
     """It came between two looks, so that its close is the first to see it."""
 
     async def case(made: World) -> None:
@@ -230,7 +228,7 @@ def test_what_is_too_large_at_its_close_goes_though_it_is_read(
 
 @pytest.mark.parametrize("ram", [0, 16 * M], ids=["nvme", "ram"])
 @pytest.mark.parametrize("way", ["unlinked", "evicted", "rewritten", "expired"])
-def test_what_is_mapped_counts_when_its_file_is_gone(tmp_path: Path, way: str, ram: int) -> None:
+def test_mapped_bytes_count_after_the_unlink(tmp_path: Path, way: str, ram: int) -> None:
     """Under passthrough a mapping keeps the backing file, and no handle tells of it."""
 
     async def case(made: World) -> None:
@@ -277,7 +275,7 @@ def test_what_is_mapped_counts_when_its_file_is_gone(tmp_path: Path, way: str, r
         trio.run(case, made)
 
 
-def test_what_the_kernel_has_forgotten_gives_no_room_to_two_files(tmp_path: Path) -> None:
+def test_room_of_a_forgotten_inode_is_given_once(tmp_path: Path) -> None:
     """It is as gone as if it had gone at once."""
 
     async def case(made: World) -> None:

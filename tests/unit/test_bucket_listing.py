@@ -132,9 +132,7 @@ def test_a_step_passes_few_by_and_no_name_is_lost_or_doubled(
     run(case, tmp_path)
 
 
-def test_what_is_open_is_passed_by_and_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_files_are_skipped_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def case(made: World) -> None:
         _, directory = await fill(made, lambda _: False)
         held = []

@@ -226,7 +226,7 @@ def run(tmp_path: Path, store: MemoryStore) -> Callable[[Case], None]:
     return do
 
 
-def test_what_another_node_has_sealed_is_found(run: Callable[[Case], None]) -> None:
+def test_object_sealed_by_another_node_is_found(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         one.made.mkdir(b"d")
         one.made.mkdir(b"d/e")
@@ -247,7 +247,7 @@ def test_what_another_node_has_sealed_is_found(run: Callable[[Case], None]) -> N
     run(case)
 
 
-def test_that_a_name_is_nowhere_is_believed_for_a_second(run: Callable[[Case], None]) -> None:
+def test_absent_name_is_cached_for_a_second(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         assert await other.find(b"x") is None
         assert other.calls == {"head": 1, "list": 2}
@@ -272,7 +272,7 @@ def test_the_only_one_to_use_a_prefix_asks_nothing(run: Callable[[Case], None]) 
     run(case)
 
 
-def test_what_names_say_saves_questions(run: Callable[[Case], None]) -> None:
+def test_names_of_blocks_save_requests(run: Callable[[Case], None]) -> None:
     async def case(_: Node, other: Node) -> None:
         other.made.mkdir(b"d")
         assert await other.find(b"d/" + BLOCK_TMP) is None
@@ -287,7 +287,7 @@ def test_what_names_say_saves_questions(run: Callable[[Case], None]) -> None:
     run(case)
 
 
-def test_what_was_unlinked_here_does_not_rise_again(
+def test_unlinked_object_is_not_found_in_the_bucket(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -335,7 +335,7 @@ def test_an_answer_from_before_it_was_deleted_is_not_believed(
 
 
 @pytest.mark.parametrize("how", ["create", "rename", "mkdir"])
-def test_who_takes_the_name_meanwhile_has_it(run: Callable[[Case], None], how: str) -> None:
+def test_file_made_during_the_lookup_keeps_the_name(run: Callable[[Case], None], how: str) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"x", A)
         made, remote = other.made, other.made.remote
@@ -361,9 +361,7 @@ def test_who_takes_the_name_meanwhile_has_it(run: Callable[[Case], None], how: s
     run(case)
 
 
-def test_what_was_renamed_here_is_there_once(
-    run: Callable[[Case], None], store: MemoryStore
-) -> None:
+def test_renamed_object_is_listed_once(run: Callable[[Case], None], store: MemoryStore) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"x", A)
         await other.there(b"x")
@@ -419,7 +417,7 @@ def test_a_directory_that_was_renamed_or_removed_does_not_rise(
         {"kvfs-stored-size": "1"},
     ],
 )
-def test_what_is_no_object_of_kvfs_is_not_there(
+def test_foreign_object_is_enoent(
     run: Callable[[Case], None], store: MemoryStore, wrong: dict[str, str]
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -438,7 +436,7 @@ def test_what_is_no_object_of_kvfs_is_not_there(
     run(case)
 
 
-def test_who_opens_what_it_looks_up_asks_with_the_open(run: Callable[[Case], None]) -> None:
+def test_lookup_before_an_open_asks_with_the_open(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         for name in (b"a", b"b", b"c", b"d"):
             await one.store(name, A)
@@ -496,7 +494,7 @@ def test_a_catalog_that_fails_meanwhile_ends_nothing(
     run(case)
 
 
-def test_what_has_just_come_is_not_asked_for(run: Callable[[Case], None]) -> None:
+def test_object_downloaded_just_now_is_not_revalidated(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"a", A)
         found = await other.there(b"a")
@@ -590,7 +588,7 @@ def test_a_store_that_is_slow_is_a_miss_and_its_answer_is_entered(
     run(case)
 
 
-def test_what_is_down_is_not_asked(run: Callable[[Case], None]) -> None:
+def test_unreachable_bucket_is_not_asked(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"x", A)
         other.bucket.health.unanswered(0.0, "gone")
@@ -604,7 +602,7 @@ def test_what_is_down_is_not_asked(run: Callable[[Case], None]) -> None:
 
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_what_others_have_deleted_or_replaced_goes_at_its_next_lookup(
+def test_object_deleted_or_replaced_by_others_goes_at_its_next_lookup(
     run: Callable[[Case], None], store: MemoryStore, how: str, *, copy: bool
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -666,7 +664,7 @@ def test_a_404_that_is_not_about_the_object_takes_nothing_away(
     run(case)
 
 
-def test_who_has_it_open_keeps_it(run: Callable[[Case], None]) -> None:
+def test_open_file_keeps_its_replaced_object(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"x", A)
         ino = (await other.there(b"x")).ino
@@ -834,7 +832,7 @@ def test_a_listing_leaves_what_is_open_dirty_or_of_this_node_only(
     run(case)
 
 
-def test_nobody_reads_what_is_bare(run: Callable[[Case], None]) -> None:
+def test_stub_entry_is_not_read_without_its_metadata(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"x", A)
         await other.names()
@@ -917,7 +915,7 @@ def test_a_store_that_lies_to_a_node_that_never_saw_the_name_is_a_miss(
     run(case)
 
 
-def test_what_is_bare_gets_another_name_with_all_its_facts(
+def test_renamed_stub_entry_keeps_its_metadata_in_the_bucket(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -974,7 +972,7 @@ def test_templates_say_what_a_found_namespace_is(run: Callable[[Case], None]) ->
     run(case)
 
 
-def test_what_has_expired_here_is_not_taken_and_not_deleted(
+def test_expired_object_is_neither_entered_nor_deleted(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
     async def case(one: Node, other: Node) -> None:

@@ -118,7 +118,7 @@ async def _nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(("ram", "nvme"), [(RAM, NVME), (RAM, 0), (0, NVME)])
-def test_nothing_that_went_up_is_lost_and_what_is_there_is_what_is_here(
+def test_uploaded_objects_survive_and_the_bucket_equals_the_catalog(
     tmp_path: Path, store: MemoryStore, seed: int, ram: int, nvme: int
 ) -> None:
     print("seed", seed)

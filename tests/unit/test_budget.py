@@ -102,7 +102,7 @@ def test_an_open_begins_beside_all_that_is_fetched_ahead() -> None:
     crowd.empty()
 
 
-def test_what_an_open_comes_to_wait_for_moves_up() -> None:
+def test_fetch_that_an_open_waits_for_moves_up() -> None:
     crowd = _Crowd()
     for _ in range(5):
         crowd.come(10, urgent=False)

@@ -96,7 +96,7 @@ def test_an_exception_discards_all_of_a_batch(catalog: Catalog) -> None:
     assert catalog.fact("fact") is None
 
 
-def test_what_follows_is_done_once_and_only_after_the_commit(catalog: Catalog) -> None:
+def test_consequences_run_once_and_after_the_commit(catalog: Catalog) -> None:
     seen: list[tuple[str, str | None]] = []
     with catalog.batch() as batch:
         batch.set_fact("a", "1")
@@ -352,7 +352,7 @@ def test_records_end_when_the_catalog_is_opened_anew(catalog: Catalog) -> None:
         ("inode", b"\0" * 8, inode(20).pack()[:-16]),
     ],
 )
-def test_what_kvfs_cannot_have_written_is_nothing(kind: str, key: bytes, value: bytes) -> None:
+def test_malformed_record_is_decoded_as_none(kind: str, key: bytes, value: bytes) -> None:
     assert getattr(audit, kind)(key, value) is None
 
 
@@ -429,7 +429,7 @@ def test_marks_whose_keys_are_no_numbers_are_passed_by(catalog: Catalog) -> None
 @pytest.mark.parametrize(
     "value", [b"", b"short", b"12345678", b"12345678a/b", b"12345678a\0", b"12345678" + b"x" * 256]
 )
-def test_what_nobody_can_be_called_is_no_publication(value: bytes) -> None:
+def test_publication_with_an_invalid_name_is_none(value: bytes) -> None:
     assert audit.publication(value) is None
     assert audit.publication(b"\0" * 7 + b"\x05name") == (5, b"name")
 
@@ -438,7 +438,7 @@ def test_what_nobody_can_be_called_is_no_publication(value: bytes) -> None:
     ("key", "value"),
     [(b"short", b"e\0m"), (b"\0" * 8, b"e\0m"), (b"\xff" * 8, b"e\0m"), (b"\0" * 7 + b"\1", b"e")],
 )
-def test_what_is_no_model_is_none(key: bytes, value: bytes) -> None:
+def test_malformed_model_is_none(key: bytes, value: bytes) -> None:
     assert audit.model(key, value) is None
     assert audit.model(b"\0" * 7 + b"\1", b"engine\0model") == 1
 
@@ -457,7 +457,7 @@ def test_what_is_no_model_is_none(key: bytes, value: bytes) -> None:
         attributes=st.sampled_from(["", "0644 0 1000 -1700000000"]),
     )
 )
-def test_what_a_bucket_has_comes_back_as_it_was(stored: Stored) -> None:
+def test_stored_record_is_decoded_unchanged(stored: Stored) -> None:
     assert audit.stored(keys.stored_value(stored)) == stored
 
 

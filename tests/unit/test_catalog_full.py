@@ -97,7 +97,7 @@ def sick(_: int) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_it_is_not_opened_anew_for_each_of_many_failures(disk: Path) -> None:
+def test_many_failures_do_not_each_reopen_the_catalog(disk: Path) -> None:
     catalog = Catalog(disk / "catalog")
     fill(disk / "foreign")
     failures = 0

@@ -551,7 +551,7 @@ UNACCOUNTED = {
 }
 
 
-def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
+def test_sound_mount_has_no_findings(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await small(made)
         was = state(made)
@@ -680,7 +680,7 @@ def test_a_damaged_copy_is_taken_from_an_open_object(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_what_is_written_unlinked_or_in_limbo_is_no_finding(tmp_path: Path) -> None:
+def test_open_unlinked_and_orphaned_files_are_no_findings(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         there = await small(made)
         fresh = await made.create(b"fresh", BYTES)
@@ -776,7 +776,7 @@ def test_a_suspicion_is_looked_at_again_before_it_is_reported(
 # Without a mount
 
 
-def test_what_a_crash_left_is_noted_and_is_no_damage(tmp_path: Path) -> None:
+def test_remains_of_a_crash_are_noted_and_are_no_damage(tmp_path: Path) -> None:
     async def before(made: World) -> None:
         there = await small(made)
         await made.create(b"torn", BYTES)

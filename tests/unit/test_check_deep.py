@@ -41,7 +41,7 @@ async def asked(
 
 
 @pytest.mark.parametrize(("live", "wrong"), [(False, False), (True, False), (False, True)])
-def test_what_a_check_asks_grows_with_the_inodes_and_not_with_their_depth(
+def test_reads_of_a_check_grow_with_inodes_and_not_with_depth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, live: bool, wrong: bool
 ) -> None:
     """Wrong: each directory is accounted to a namespace that is not there."""

@@ -61,7 +61,7 @@ def spoil(store: MemoryStore, *, size: int = len(A), etag: str | None = None) ->
     found.etag = etag or found.etag
 
 
-def test_what_is_as_it_should_be(made: World) -> None:
+def test_sound_bucket_has_no_findings(made: World) -> None:
     async def case() -> None:
         await spilled(made)
         await made.store(b"b", B, made.ram)
@@ -73,7 +73,7 @@ def test_what_is_as_it_should_be(made: World) -> None:
     trio.run(case)
 
 
-def test_nothing_is_asked_of_the_bucket_unless_wanted(made: World) -> None:
+def test_check_without_bucket_sends_no_request(made: World) -> None:
     async def case() -> None:
         await spilled(made)
         faults(made).calls.clear()
@@ -83,7 +83,7 @@ def test_nothing_is_asked_of_the_bucket_unless_wanted(made: World) -> None:
     trio.run(case)
 
 
-def test_what_nobody_else_can_have_deleted_is_uploaded_again_from_a_copy(
+def test_missing_object_of_an_exclusive_bucket_is_uploaded_again(
     made: World, store: MemoryStore
 ) -> None:
     assert made.bucket is not None
@@ -102,7 +102,7 @@ def test_what_nobody_else_can_have_deleted_is_uploaded_again_from_a_copy(
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_what_another_node_has_deleted_or_replaced_is_not_uploaded_again(
+def test_object_deleted_or_replaced_by_another_node_is_not_uploaded(
     made: World, store: MemoryStore, how: str
 ) -> None:
     async def case() -> None:
@@ -120,7 +120,7 @@ def test_what_another_node_has_deleted_or_replaced_is_not_uploaded_again(
     trio.run(case)
 
 
-def test_what_was_renamed_here_goes_up_though_others_have_deleted_it(
+def test_renamed_object_is_uploaded_though_its_old_key_is_deleted(
     made: World, store: MemoryStore
 ) -> None:
     async def case() -> None:
@@ -134,7 +134,7 @@ def test_what_was_renamed_here_goes_up_though_others_have_deleted_it(
     trio.run(case)
 
 
-def test_what_is_missing_and_has_no_copy_loses_its_name(made: World, store: MemoryStore) -> None:
+def test_missing_object_without_copy_loses_its_name(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         await spilled(made)
         del store.objects[KEY]
@@ -219,7 +219,7 @@ def test_metadata_that_say_something_else(made: World, store: MemoryStore) -> No
     trio.run(case)
 
 
-def test_what_somebody_has_open_is_left(made: World, store: MemoryStore) -> None:
+def test_open_object_is_not_repaired(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         inode = await spilled(made)
         held = await made.objects.open(inode.ino, writable=False)
@@ -235,7 +235,7 @@ def test_what_somebody_has_open_is_left(made: World, store: MemoryStore) -> None
     trio.run(case)
 
 
-def test_what_changes_beside_the_check_is_no_finding(made: World, store: MemoryStore) -> None:
+def test_change_during_the_check_is_no_finding(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         for name in (b"a", b"b"):
             await made.store(name, A, made.ram)

@@ -366,7 +366,7 @@ def test_a_dropped_tree_is_right_at_every_step_of_its_walk(tmp_path: Path, *, li
         trio.run(case, made)
 
 
-def test_what_was_moved_is_right_until_it_is_accounted_anew(tmp_path: Path) -> None:
+def test_moved_directory_is_no_finding_before_its_walk(tmp_path: Path) -> None:
     """Also where the namespace that it came from was dropped meanwhile, and a name stayed there."""
 
     async def case(made: World) -> None:
@@ -418,7 +418,7 @@ def test_a_directory_whose_entries_nobody_sees_takes_them_along(tmp_path: Path) 
         trio.run(case, made)
 
 
-def test_what_waits_for_its_name_is_no_damage(tmp_path: Path) -> None:
+def test_unpublished_file_is_no_damage(tmp_path: Path) -> None:
     """While it is written, and after a death; the next mount removes it, mark and all."""
 
     async def before(made: World) -> None:

@@ -43,7 +43,7 @@ async def mended(made: World) -> list[str]:
     return found
 
 
-def test_what_only_the_bucket_has_is_in_order(made: World) -> None:
+def test_object_only_in_the_bucket_is_no_finding(made: World) -> None:
     async def case() -> None:
         await spilled(made)
         await made.store(b"b", B, made.ram)
@@ -52,7 +52,7 @@ def test_what_only_the_bucket_has_is_in_order(made: World) -> None:
     trio.run(case)
 
 
-def test_what_nothing_says_the_place_of_is_dropped_unless_it_is_here(made: World) -> None:
+def test_object_without_place_is_dropped_unless_it_has_a_copy(made: World) -> None:
     async def case() -> None:
         gone = await spilled(made)
         here = await made.store(b"b", B, made.ram)
@@ -78,7 +78,7 @@ def test_marks_that_make_no_sense_go(made: World, kind: bytes) -> None:
     trio.run(case)
 
 
-def test_what_the_bucket_has_of_no_inode_is_deleted_there(made: World, store: MemoryStore) -> None:
+def test_bucket_object_without_inode_is_deleted(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()

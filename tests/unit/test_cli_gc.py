@@ -68,7 +68,7 @@ def run(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], *options: str) -
     return CliRunner().invoke(main, arguments, prog_name="kvfs")
 
 
-def test_it_says_what_is_garbage_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_lists_garbage_and_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     result = run(monkeypatch, FOUND)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines() == [
@@ -94,7 +94,7 @@ def test_programs_get_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_what_could_not_be_deleted_is_a_failure(
+def test_failed_deletes_end_with_an_error(
     monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     found = copy.deepcopy(FOUND) | {"delete": True, "failures": 2, "failed": ["b/k: away"]}
@@ -117,7 +117,7 @@ def test_no_garbage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "no bucket: give MOUNTPOINT"),
     ],
 )
-def test_what_is_refused(arguments: list[str], reason: str) -> None:
+def test_wrong_arguments_are_refused_in_one_line(arguments: list[str], reason: str) -> None:
     result = CliRunner().invoke(main, ["gc", *arguments], prog_name="kvfs")
     assert result.exit_code == 2
     assert reason in result.stderr

@@ -205,14 +205,14 @@ def test_the_error_of_normal_numbers_is_what_the_bits_give(name: str, dtype: tor
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LOSSY)
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 0.0625])
-def test_what_is_constant_comes_back_as_it_was(name: str, dtype: torch.dtype, value: float) -> None:
+def test_constant_block_is_restored_exactly(name: str, dtype: torch.dtype, value: float) -> None:
     block = torch.full(tuple(SMALL.values()), value, dtype=dtype)
     assert torch.equal(round_trip(storage(name, SMALL, dtype), block), block)
 
 
 @tensors
 @given(blocks())
-def test_what_fp8_has_stored_is_stored_again_without_a_loss(
+def test_decoded_fp8_block_is_stored_again_without_loss(
     given_: tuple[dict[str, int], torch.Tensor],
 ) -> None:
     axes, block = given_
@@ -221,7 +221,7 @@ def test_what_fp8_has_stored_is_stored_again_without_a_loss(
     assert torch.equal(round_trip(made, once), once)
 
 
-def test_one_head_does_not_spoil_another() -> None:
+def test_large_values_of_one_head_leave_other_heads_exact() -> None:
     block = random(SMALL, torch.bfloat16)
     made = storage("fp8", SMALL, torch.bfloat16)
     before = round_trip(made, block)

@@ -77,7 +77,7 @@ def restored(codec: str, data: bytes, size: int, stored_size: int | None = None)
 @pytest.mark.parametrize(
     "size", [200, 4095, SAMPLE, SAMPLE + 1, FRAME - 1, FRAME, FRAME + 1, 2 * FRAME + 777_777]
 )
-def test_what_comes_back_is_what_went_in(size: int, element_size: int | None) -> None:
+def test_decompressed_bytes_equal_the_content(size: int, element_size: int | None) -> None:
     """Also where the size is no multiple of the element's, which Blosc 2 gets wrong."""
     content = bytes(size) if size < 4096 else BF16[:size]
     found, data = stored(content, element_size)
@@ -95,7 +95,7 @@ def test_the_element_size_is_found(element_size: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"x", RANDOM[:100], RANDOM[: FRAME + 1], RANDOM])
-def test_what_does_not_pay_is_left_alone(content: bytes) -> None:
+def test_incompressible_content_is_not_compressed(content: bytes) -> None:
     with file(content) as source, file() as destination:
         assert compress(source, destination, len(content)) is None
         assert content_of(destination) == b""
@@ -355,7 +355,7 @@ def test_reads_may_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
                 decompress(FOUND.codec, source, destination, len(SMALL), len(DATA))
 
 
-def test_what_the_system_refuses_is_a_domain_error(tmp_path: Path) -> None:
+def test_failed_system_call_is_a_tier_error(tmp_path: Path) -> None:
     (tmp_path / "closed").write_bytes(DATA)
     readable = os.open(tmp_path / "closed", os.O_RDONLY)
     writable = os.open(tmp_path / "closed", os.O_WRONLY)

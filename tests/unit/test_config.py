@@ -131,7 +131,7 @@ def test_every_option_is_understood(tmp_path: Path) -> None:
     assert config.dirty_most == 1 << 30
 
 
-def test_what_may_be_dirty_is_a_size_or_a_share_of_the_other_tiers() -> None:
+def test_s3_dirty_is_a_size_or_a_share_of_the_local_tiers() -> None:
     assert Config.from_options(KV, "ram=2G").dirty_most == 512 << 20
     half = Config.from_options(KV, "ram=2G,s3=s3://bucket,s3_dirty=50%")
     assert half.dirty_most == 1 << 30
@@ -155,7 +155,7 @@ def test_a_tier_directory_that_is_still_to_be_made_is_sized_by_its_parent(tmp_pa
     assert Config.from_options(KV, f"nvme={tmp_path}/new").nvme_size >= 16 * MIB
 
 
-def test_what_fstab_says_to_mount_is_ignored() -> None:
+def test_options_of_fstab_are_ignored() -> None:
     words = "defaults,rw,noauto,user,user=me,nofail,_netdev,x-systemd.automount,comment=x,,relatime"
     assert Config.from_options(KV, words) == Config.from_options(KV, "")
 

@@ -136,7 +136,9 @@ def test_each_way_to_look_finds_it_out(
     run(case)
 
 
-def test_it_is_looked_up_no_more_often_than_a_copy_is(run: Callable[[Case], None]) -> None:
+def test_contested_object_is_revalidated_no_more_often_than_a_copy(
+    run: Callable[[Case], None],
+) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"k", A)
         await lost(other, b"k")
@@ -183,7 +185,7 @@ def test_two_that_wait_for_a_name_do_not_overwrite_each_other(
 
 
 @pytest.mark.parametrize("how", ["unlink", "rename", "rewrite", "replace", "link", "evict"])
-def test_what_becomes_of_the_file_meanwhile(
+def test_change_of_a_contested_file_ends_right(
     run: Callable[[Case], None], store: MemoryStore, how: str
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -340,7 +342,7 @@ def test_many_conflicts_are_few_requests(run: Callable[[Case], None], store: Mem
     run(case)
 
 
-def test_who_flushes_has_them_asked_for_at_once_and_no_more_often(
+def test_flush_asks_for_contested_objects_once(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -369,7 +371,7 @@ def test_who_flushes_has_them_asked_for_at_once_and_no_more_often(
     run(case)
 
 
-def test_who_flushes_does_not_wait_for_what_is_over(run: Callable[[Case], None]) -> None:
+def test_flush_does_not_wait_for_ended_contests(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         await one.store(b"k", A)
         await lost(other, b"k")
@@ -388,7 +390,7 @@ def test_who_flushes_does_not_wait_for_what_is_over(run: Callable[[Case], None])
     run(case)
 
 
-def test_as_many_end_at_once_as_no_writer_waits_for(
+def test_contests_end_together_as_far_as_no_writer_waits(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -472,7 +474,7 @@ def test_those_of_an_older_catalog_are_found(tmp_path: Path, store: MemoryStore)
         trio.run(case, made)
 
 
-def test_what_is_not_to_be_in_the_bucket_any_more_is_in_no_conflict(
+def test_object_that_leaves_the_bucket_is_not_contested(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
     async def case(_: Node, other: Node) -> None:

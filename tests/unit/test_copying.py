@@ -60,7 +60,7 @@ def test_a_copy_is_the_same_and_its_digest_says_so(
     )
 
 
-def test_what_is_sparse_stays_sparse(source: Path, target: Path) -> None:
+def test_copy_of_a_sparse_file_is_sparse(source: Path, target: Path) -> None:
     with source.open("wb") as file:
         file.truncate(8 * PIECE)
         file.seek(5 * PIECE)
@@ -150,7 +150,7 @@ def test_a_link_is_not_followed(source: Path, target: Path, tmp_path: Path) -> N
         copy(str(source), str(target), 1, sync=False, cold=False)
 
 
-def test_nothing_stays_open(source: Path, target: Path) -> None:
+def test_copying_leaves_no_descriptor_open(source: Path, target: Path) -> None:
     source.write_bytes(b"x")
     before = os.listdir("/proc/self/fd")
     copy(str(source), str(target), 1, sync=True, cold=True)

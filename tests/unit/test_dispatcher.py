@@ -121,7 +121,7 @@ def test_a_digest_stays_of_its_kind_whatever_holes_there_are(
     run(case, tmp_path)
 
 
-def test_what_nvme_has_no_file_of_is_not_tried_again_and_again(tmp_path: Path) -> None:
+def test_copy_too_large_for_nvme_is_not_retried(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         large = await made.store(b"a", BYTES, made.fast)
         await made.store(b"b", OTHER, made.fast)
@@ -318,7 +318,7 @@ def test_ram_is_kept_reclaimable(tmp_path: Path) -> None:
     run(lambda made: working(made, case), tmp_path, ram=4 * MIB)
 
 
-def test_what_is_opened_again_is_promoted(tmp_path: Path) -> None:
+def test_object_opened_twice_is_promoted(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES, made.disk)
         await made.read(inode.ino)
@@ -337,7 +337,7 @@ def test_what_is_opened_again_is_promoted(tmp_path: Path) -> None:
     run(lambda made: working(made, case), tmp_path)
 
 
-def test_what_begins_on_nvme_is_settled(tmp_path: Path) -> None:
+def test_object_written_to_nvme_gets_a_digest(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await made.store(b"a", BYTES, made.disk)
         await trio.testing.wait_all_tasks_blocked()
@@ -460,7 +460,7 @@ def test_reservations_follow_files_that_grow(tmp_path: Path) -> None:
 # Looking after the tiers
 
 
-def test_what_a_crash_left_half_done_is_swept(tmp_path: Path) -> None:
+def test_half_done_files_of_a_crash_are_swept(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         kept = await made.store(b"kept", OTHER, made.disk)
@@ -543,7 +543,7 @@ def test_a_full_device_makes_the_tier_smaller(
     run(lambda made: working(made, case), tmp_path)
 
 
-def test_what_the_catalog_refused_is_done_when_it_works_again(tmp_path: Path) -> None:
+def test_refused_commits_are_retried_when_the_catalog_works(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         held = await made.create(b"a", BYTES)
         failpoints.arm(";".join(f"catalog.commit=raise:EIO@{number}" for number in range(1, 100)))
@@ -563,7 +563,7 @@ def test_what_the_catalog_refused_is_done_when_it_works_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("in_use", [False, True])
-def test_what_a_failed_sync_may_have_lost_goes(
+def test_object_with_a_failed_sync_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_use: bool
 ) -> None:
     """The page cache has it still, and the next sync would say that all is well."""
@@ -594,7 +594,7 @@ def test_what_a_failed_sync_may_have_lost_goes(
     run(lambda made: working(made, case), tmp_path)
 
 
-def test_what_its_writer_could_not_sync_goes_when_it_is_closed(tmp_path: Path) -> None:
+def test_file_with_a_failed_sync_is_dropped_at_its_close(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", None)
         held = await made.create(b"a", BYTES)

@@ -61,7 +61,7 @@ def test_the_example_of_templates_is_one(tmp_path: Path) -> None:
     assert (told.quota_hard, told.ttl) == (500 << 30, 7 * 86400)
 
 
-def test_what_is_promised_has_its_test() -> None:
+def test_security_promises_name_existing_tests() -> None:
     """`unit/test_x.py::test_y`, and `::test_z` for another one of the same file."""
     text = SECURITY.read_text()
     file = ""

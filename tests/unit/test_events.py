@@ -54,7 +54,7 @@ def test_changes_of_state_are_events(ring: Events) -> None:
     assert found["why"] == "EIO"
 
 
-def test_what_was_evicted_in_a_minute_is_one_event(ring: Events, tmp_path: Path) -> None:
+def test_evictions_of_a_minute_are_one_event(ring: Events, tmp_path: Path) -> None:
     with world(tmp_path) as made:
         errors: Counter[tuple[str, str]] = Counter()
 

@@ -79,7 +79,7 @@ def test_documents_in_turn_make_bimodal_the_winner() -> None:
 
 
 @pytest.mark.slow
-def test_it_changes_its_mind() -> None:
+def test_adaptive_switches_to_the_better_policy() -> None:
     """Loops that only BIP keeps a part of, then a working set that moves, where BIP sticks."""
     print("seed 7")
     drawn = random.Random(7)
@@ -205,7 +205,7 @@ def test_a_sample_of_a_few_accesses_says_nothing(stored: int) -> None:
 
 
 @pytest.mark.parametrize("first", [1, 1 << 20, 1 << 40])
-def test_what_is_never_read_has_no_hits_as_soon_as_a_sample_says_so(first: int) -> None:
+def test_what_if_of_unread_keys_has_no_hits(first: int) -> None:
     would_be = WhatIf(130_797)
     keys = count(first)
     while not (answers := would_be.answers()):

@@ -89,7 +89,7 @@ def test_the_deepest_goes_first_and_then_its_parent() -> None:
     assert [policy.take() for _ in range(4)] == [(3, 0), (2, 0), (1, 0), (7, 0)]
 
 
-def test_what_is_used_while_it_is_parked_goes_back() -> None:
+def test_used_parked_block_returns_to_the_order() -> None:
     policy = leaf_first("lru", 10)
     request(policy, [1, 2])
     request(policy, [8, 9])

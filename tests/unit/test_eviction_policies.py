@@ -228,7 +228,7 @@ def test_any_order_of_calls(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MAKERS if "never" not in name])
-def test_what_was_put_back_is_the_next_victim(name: str) -> None:
+def test_entry_put_back_is_the_next_victim(name: str) -> None:
     policy = MAKERS[name](8)
     for key in range(11, 19):
         policy.add(key, key)
@@ -246,7 +246,7 @@ def test_a_policy_that_is_not_known() -> None:
         make("lru", 0)
 
 
-def test_one_in_32_is_inserted_as_used() -> None:
+def test_bimodal_inserts_one_key_in_32_as_used() -> None:
     policy = make("bimodal", 100)
     for key in range(1, 65):
         policy.add(key)

@@ -23,7 +23,7 @@ def disarmed() -> Iterator[None]:
     failpoints.arm("")
 
 
-def test_nothing_is_armed_in_normal_use() -> None:
+def test_no_fail_point_is_armed_by_default() -> None:
     assert not failpoints.active
 
 
@@ -71,7 +71,7 @@ def test_arming_again_forgets_what_was() -> None:
         ("catalog.committed=raise:EIO", "behind a change"),
     ],
 )
-def test_what_means_nothing_is_refused(text: str, expected: str) -> None:
+def test_malformed_fail_point_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         failpoints.arm(text)
     assert not failpoints.active

@@ -97,7 +97,7 @@ def test_within_a_namespace_requests_begin_in_the_order_of_arrival(
     run(case)
 
 
-def test_who_was_idle_has_saved_up_nothing() -> None:
+def test_idle_namespace_saves_up_no_share() -> None:
     async def case() -> None:
         order = Order(FairQueue(1))
         for _ in range(50):
@@ -111,7 +111,7 @@ def test_who_was_idle_has_saved_up_nothing() -> None:
     run(case)
 
 
-def test_who_comes_late_has_saved_up_nothing() -> None:
+def test_late_namespace_saves_up_no_share() -> None:
     queue = StartTimeFair()
     for _ in range(50):
         queue.add("busy", 1, 100, bulk=False)

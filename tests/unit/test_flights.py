@@ -84,7 +84,7 @@ def test_a_defect_is_told_and_does_not_end_the_daemon() -> None:
     trio.run(run)
 
 
-def test_what_changed_meanwhile_is_stale() -> None:
+def test_flight_with_a_stale_error_raises_it() -> None:
     flight = Flight()
     flight.problem = StaleError("inode 7 has changed")
     with pytest.raises(StaleError, match="inode 7 has changed"):

@@ -114,7 +114,7 @@ def test_a_check_that_cannot_go_on_says_why(
     assert result.stderr.count("\n") == 1
 
 
-def test_who_asks_hears_how_far_it_is(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_a_check_is_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than once while it goes on, and the findings once each."""
     told: list[dict[str, Any]] = []
     real: Callable[[Survey], Any] = check

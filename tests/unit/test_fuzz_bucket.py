@@ -68,7 +68,7 @@ def test_metadata_of_others(metadata: dict[str, str]) -> None:
 @example(NEST)
 @example(b'{"format": true, "owner": ""}')
 @example(b"\xff\xfe")
-def test_what_a_prefix_says_it_is(content: bytes) -> None:
+def test_any_bucket_marker_is_read_or_refused(content: bytes) -> None:
     store = MemoryStore()
     store.put(f"{KEYS.own}format.json", content, {}, once=False)
     with closing(StoreTransfers(store, Terms())) as transfers:
@@ -85,7 +85,7 @@ NODE = Node("me-1", "host", "/mnt/kv", frozenset({Space(b"a", 1)}), frozenset({S
 @given(spoiled_bytes([NODE.to_json()]), spoiled(["me-1"]))
 @example(NEST, "me-1")
 @example(b'{"format": 1}', "me-1")
-def test_what_nodes_say_of_themselves(content: bytes, identity: str) -> None:
+def test_malformed_node_record_is_skipped(content: bytes, identity: str) -> None:
     """A record that makes no sense is logged, and does not keep others from being read."""
     identity = identity.encode("utf-8", "replace").decode()  # keys are text of XML
     store = MemoryStore()

@@ -70,7 +70,7 @@ def test_options_of_a_mount_that_runs(name: str, text: str) -> None:
 
 @fuzzed
 @given(spoiled(OPTIONS))
-def test_where_a_bucket_is(options: str) -> None:
+def test_any_bucket_options_are_a_place_or_refused(options: str) -> None:
     try:
         bucket_place(options)
     except ConfigError:

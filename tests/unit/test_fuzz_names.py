@@ -59,7 +59,7 @@ PATHS = st.lists(PARTS, min_size=1, max_size=30).map(b"/".join)
     spoiled_bytes(NAMES),
     spoiled_bytes(["../" + "0" * 40]),
 )
-def test_what_a_name_says(directory: list[bytes], name: bytes, target: bytes) -> None:
+def test_any_name_is_recognised_or_none(directory: list[bytes], name: bytes, target: bytes) -> None:
     found = recognise(tuple(directory), name)
     assert found is None or (found.layout in LIVES and 0 < found.key < 1 << 63)
     said = link(tuple(directory), b"parent", target)
@@ -159,7 +159,7 @@ def test_a_name_on_a_terminal(name: bytes) -> None:
 
 @fuzzed
 @given(st.text(max_size=40), st.binary(max_size=400))
-def test_what_a_defect_logs(text: str, data: bytes) -> None:
+def test_logged_arguments_are_printable_without_bytes(text: str, data: bytes) -> None:
     """Names as Python writes them; of bytes that are no name, how many."""
     assert shown("lookup", (1, b"\x1b[31m\n", object())).isprintable()
     told = shown("write", (3, 0, b"secret" + data))

@@ -65,7 +65,7 @@ def test_no_text_takes_for_ever() -> None:
     answers_in_time(lambda text: Export(Path("/" + text), FSID, ()), ConfigError)
 
 
-def test_what_is_not_said_is_safe() -> None:
+def test_export_squashes_root_by_default() -> None:
     """A client's root maps to nobody, and clients' programs are root's."""
     export = Export(Path("/mnt/kv"), FSID, networks("--allow", ["10.0.0.0/8"]))
     options = export.line().partition("(")[2].split(",")

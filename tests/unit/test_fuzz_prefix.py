@@ -57,7 +57,7 @@ QUESTIONS = (
 
 @fuzzed
 @given(spoiled_bytes(QUESTIONS))
-def test_what_is_read_of_a_question_is_what_it_asks(data: bytes) -> None:
+def test_unpacked_question_is_packed_unchanged(data: bytes) -> None:
     written_again: tuple[Callable[[], bytes], ...] = (
         lambda: leasing.pack_request(leasing.unpack_request(data)),
         lambda: leasing.pack_close(leasing.unpack_close(data)),

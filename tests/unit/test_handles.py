@@ -117,7 +117,7 @@ def test_a_takeover_keeps_handles_and_finishes_releases(held: OpenObject) -> Non
     assert handles.add(held, writable=False, request=22) == 2
 
 
-def test_who_opened_and_died_leaves_an_orphan(held: OpenObject) -> None:
+def test_unanswered_handle_is_released_after_a_takeover(held: OpenObject) -> None:
     """BOUND: the kernel has no answer. ANSWERING: it may have one, and will release the handle."""
     handles = Handles(100, Memory())
     handles.adopt(

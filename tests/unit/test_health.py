@@ -17,7 +17,7 @@ def bring_down(health: Health) -> None:
         health.probed(moment, "probe: EIO")
 
 
-def test_one_failure_makes_suspect_and_good_probes_heal(health: Health) -> None:
+def test_tier_is_suspect_after_a_failure_and_healthy_after_probes(health: Health) -> None:
     health.failed(1.0, "open: EIO")
     assert (health.state, health.why, health.since) == ("suspect", "open: EIO", 1.0)
     for moment in range(1, HEALTHY_AFTER):
@@ -61,7 +61,7 @@ def test_silence_brings_down_at_once_until_a_probe_is_answered(health: Health) -
     assert not health.stuck
 
 
-def test_it_comes_back_by_way_of_suspect(health: Health) -> None:
+def test_tier_that_comes_back_is_suspect_first(health: Health) -> None:
     bring_down(health)
     states = []
     for moment in range(1 + HEALTHY_AFTER):
@@ -70,7 +70,7 @@ def test_it_comes_back_by_way_of_suspect(health: Health) -> None:
     assert states == ["suspect"] * (HEALTHY_AFTER - 1) + ["healthy"] * 2
 
 
-def test_what_comes_back_and_fails_is_down_again(health: Health) -> None:
+def test_tier_that_fails_again_is_down(health: Health) -> None:
     bring_down(health)
     health.probed(5.0)
     bring_down(health)

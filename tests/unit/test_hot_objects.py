@@ -61,7 +61,7 @@ def test_within_the_counters_everything_is_exact() -> None:
     assert len(hot.top(10)) == 3
 
 
-def test_what_was_hot_cools_down() -> None:
+def test_hot_objects_cool_down() -> None:
     hot = touched(HotObjects(), [1] * 100)
     for _ in range(7):
         assert hot.top(1)
@@ -69,7 +69,7 @@ def test_what_was_hot_cools_down() -> None:
     assert hot.top(1) == []
 
 
-def test_what_is_not_known_of_the_past_is_halved_too() -> None:
+def test_decay_halves_the_error_of_counts() -> None:
     hot = touched(HotObjects(2), [1] * 8 + [2] * 9 + [3])
     assert hot.top(2) == [Hot(2, 9), Hot(3, 9)]
     hot.decay()
@@ -99,6 +99,6 @@ def test_the_hottest_of_many_are_found(seed: int) -> None:
         assert opens <= one.opens <= opens * 1.2
 
 
-def test_one_counter_at_least() -> None:
+def test_zero_counters_are_refused() -> None:
     with pytest.raises(ValueError, match="0 counters: expected 1 or more"):
         HotObjects(0)

@@ -115,7 +115,7 @@ def test_an_open_waits_for_uploads_that_make_room(
         trio.run(case, made, clock=MockClock(autojump_threshold=0))
 
 
-def test_what_ram_has_no_room_for_comes_to_nvme(tmp_path: Path, store: MemoryStore) -> None:
+def test_object_without_room_in_ram_is_hydrated_to_nvme(tmp_path: Path, store: MemoryStore) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", A * 1000, made.nvme)
         await made.upload_all()
@@ -181,7 +181,7 @@ def test_a_writer_that_does_not_has_them(made: World, store: MemoryStore) -> Non
 @pytest.mark.parametrize(
     "error", [OutageError("out"), ThrottledError("slow"), RefusedError("no"), StoreError("odd")]
 )
-def test_what_may_pass_is_a_miss_at_this_open_only(made: World, error: StoreError) -> None:
+def test_outage_is_a_miss_of_one_open_only(made: World, error: StoreError) -> None:
     async def case() -> None:
         assert made.bucket is not None
         inode = await spilled(made)
@@ -225,7 +225,7 @@ def test_an_outage_is_one_warning(made: World, caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("harm", ["gone", "changed", "wrong", "short"])
-def test_what_the_bucket_cannot_give_is_a_miss_for_good(
+def test_object_missing_or_wrong_in_the_bucket_is_a_lasting_miss(
     made: World, store: MemoryStore, harm: str, caplog: pytest.LogCaptureFixture, *, shared: bool
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -260,7 +260,7 @@ def test_what_the_bucket_cannot_give_is_a_miss_for_good(
     trio.run(case)
 
 
-def test_what_gave_wrong_bytes_may_be_written_anew(made: World, store: MemoryStore) -> None:
+def test_object_with_wrong_bytes_may_be_written_anew(made: World, store: MemoryStore) -> None:
     """Also if that has the same ETag, and though something else of its name is there."""
 
     async def case() -> None:
@@ -280,9 +280,7 @@ def test_what_gave_wrong_bytes_may_be_written_anew(made: World, store: MemorySto
     trio.run(case)
 
 
-def test_what_another_node_has_copied_onto_itself_is_the_same(
-    made: World, store: MemoryStore
-) -> None:
+def test_object_copied_onto_itself_is_the_same(made: World, store: MemoryStore) -> None:
     """Its ETag is another one then, in some stores."""
 
     async def case() -> None:
@@ -322,7 +320,7 @@ def test_while_the_bucket_is_down_nothing_is_asked(made: World) -> None:
     trio.run(case)
 
 
-def test_who_has_waited_too_long_has_a_miss_and_the_next_one_finds_it(made: World) -> None:
+def test_slow_hydration_is_a_miss_and_a_later_open_finds_it(made: World) -> None:
     async def case() -> None:
         assert made.bucket is not None
         assert made.remote is not None
@@ -344,7 +342,7 @@ def test_who_has_waited_too_long_has_a_miss_and_the_next_one_finds_it(made: Worl
     trio.run(case)
 
 
-def test_who_waits_has_a_miss_as_soon_as_the_store_is_found_down(made: World) -> None:
+def test_waiting_open_is_a_miss_when_the_bucket_is_down(made: World) -> None:
     async def case() -> None:
         assert made.bucket is not None
         assert made.remote is not None
@@ -368,7 +366,7 @@ def test_who_waits_has_a_miss_as_soon_as_the_store_is_found_down(made: World) ->
 
 
 @pytest.mark.parametrize("happening", ["unlink", "rename", "replace"])
-def test_what_changes_while_it_is_fetched_ends_right(made: World, happening: str) -> None:
+def test_object_changed_during_its_fetch_ends_right(made: World, happening: str) -> None:
     async def case() -> None:
         assert made.remote is not None
         inode = await spilled(made)
@@ -395,9 +393,7 @@ def test_what_changes_while_it_is_fetched_ends_right(made: World, happening: str
     trio.run(case)
 
 
-def test_what_gets_another_key_while_its_fetch_waits_is_not_lost(
-    made: World, store: MemoryStore
-) -> None:
+def test_object_with_a_new_key_during_its_fetch_is_read(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         assert made.remote is not None
         inode = await spilled(made)

@@ -74,7 +74,7 @@ def test_all_of_kvfs_says_what_it_needs_and_what_does_without(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_what_else_is_asked_for_is_refused(tmp_path: Path) -> None:
+def test_unknown_kvfs_client_value_is_refused(tmp_path: Path) -> None:
     done = build(tmp_path, KVFS_CLIENT="yes")
     assert done.returncode != 0
     assert "KVFS_CLIENT=yes: expected 1 for the library alone, or 0 for all of kvfs" in done.stderr

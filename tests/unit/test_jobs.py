@@ -44,7 +44,7 @@ def test_cancel_marks_what_is_not_over() -> None:
     assert jobs.look(99) is None
 
 
-def test_so_many_that_are_over_are_remembered() -> None:
+def test_oldest_ended_jobs_are_forgotten() -> None:
     jobs = Jobs[Job](kept=2)
     begun = [Job([at]) for at in range(4)]
     numbers = [jobs.begin(job) for job in begun]

@@ -78,7 +78,7 @@ def known(catalog: Catalog) -> list[int]:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "deleted"])
-def test_what_a_damaged_log_lacks_is_taken_from_the_journal(
+def test_changes_missing_in_a_damaged_log_come_from_the_journal(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = killed(tmp_path)
@@ -112,7 +112,7 @@ def test_a_whole_log_is_believed_and_nothing_is_said(
     catalog.close()
 
 
-def test_what_was_unlinked_does_not_come_back(tmp_path: Path) -> None:
+def test_erased_records_do_not_come_back_from_the_journal(tmp_path: Path) -> None:
     """The journal has what was taken away as well, in its order."""
     living = tmp_path / "living"
     living.mkdir()
@@ -318,7 +318,7 @@ def test_numbers_of_inodes_that_are_lost_are_not_given_out_again(tmp_path: Path)
     catalog.close()
 
 
-def test_what_did_not_reach_the_disk_before_the_machine_went_down_is_no_damage(
+def test_loss_by_a_machine_crash_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = killed(tmp_path)
@@ -374,9 +374,7 @@ def written(tmp_path: Path, chance: random.Random, count: int = 50) -> dict[int,
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_a_damaged_journal_says_is_what_was_written_or_nothing(
-    tmp_path: Path, seed: int
-) -> None:
+def test_damaged_journal_yields_written_changes_only(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     changes = written(tmp_path, chance)
     (segment,) = (tmp_path / "journal").iterdir()
@@ -425,7 +423,9 @@ def test_a_record_that_makes_no_sense_is_none(body: bytes) -> None:
         journal.unpacked(body)
 
 
-def test_what_the_tables_have_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_drops_changes_that_the_tables_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal, "SEGMENT", 20_000)
     path = tmp_path / "catalog"
     catalog = Catalog(path)
@@ -488,7 +488,7 @@ def sparse(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir, sparse], ids=["pipe", "directory", "huge"])
-def test_what_is_no_segment_of_ours_is_neither_waited_for_nor_read_whole(
+def test_foreign_segment_is_neither_awaited_nor_read(
     tmp_path: Path, kind: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = killed(tmp_path)

@@ -42,7 +42,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("read", [kept.read_uuid, kept.read_number])
-def test_what_kvfs_did_not_write_is_refused_in_one_line(
+def test_damaged_file_is_refused_in_one_line(
     tmp_path: Path, damage: str, read: Callable[[Path, str], object]
 ) -> None:
     path = tmp_path / read.__name__
@@ -57,7 +57,7 @@ def test_what_kvfs_did_not_write_is_refused_in_one_line(
     assert len(said) < 500
 
 
-def test_what_kvfs_wrote_is_read(tmp_path: Path) -> None:
+def test_written_file_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "file"
     assert kept.read_uuid(path, "") is None
     assert kept.read_number(path, "") is None
@@ -178,7 +178,7 @@ def test_every_file_that_is_read_back_is_read_by_one_module() -> None:
     assert found == OTHERS.keys()
 
 
-def test_one_function_says_where_memory_is() -> None:
+def test_only_runtime_names_the_root_of_ram() -> None:
     root = Path(kvfs.__file__).parent
     users = {path.name for path in root.rglob("*.py") if "ram_root(" in path.read_text()}
     assert users == {"runtime.py"}

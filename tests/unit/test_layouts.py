@@ -280,7 +280,7 @@ def test_a_name_that_nobody_knows_is_a_group_of_its_own() -> None:
     assert all(0 < key < 2**63 for key in keys)
 
 
-def test_what_only_its_owner_finds_is_never_dropped() -> None:
+def test_files_of_connectors_with_an_index_are_never_dropped() -> None:
     """LMCache's local_disk raises KeyError for a file that went behind its back."""
     kept = {layout for layout, life in LIVES.items() if not life.droppable}
     assert kept == {

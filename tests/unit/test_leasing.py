@@ -25,7 +25,7 @@ NUMBERS = st.integers(0, (1 << 64) - 1)
     NUMBERS,
     st.integers(-1, 0o777),
 )
-def test_what_is_asked_is_read_back(
+def test_packed_request_is_unpacked_unchanged(
     keys: list[bytes], shard: str, size: int, number: int, mode: int
 ) -> None:
     request = LeaseRequest(ROOT, keys, shard, size, number, mode)

@@ -79,7 +79,7 @@ def test_a_namespace_is_one_name_at_the_top(tmp_path: Path, name: str) -> None:
             assert refusal(lambda: made.drop(name)) == said
 
 
-def test_what_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
+def test_refused_namespace_changes_nothing(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await made.store(b"file", BYTES)
         made.namespace("a", quota_hard="1M")
@@ -242,7 +242,7 @@ def test_versions_that_are_refused(tmp_path: Path, name: str, version: str, said
         assert not made.ledger.namespaces.dropped, "it is that version already"
 
 
-def test_what_is_not_to_be_read_any_more_is_said_and_not_used(
+def test_unreadable_settings_are_logged_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A namespace that only a newer kvfs understands stays one; so does one that is damaged."""
@@ -344,7 +344,7 @@ def test_the_mount_itself_cannot_be_dropped(tmp_path: Path) -> None:
         assert refusal(lambda: made.drop(".")) == said
 
 
-def test_nothing_moves_into_what_was_dropped(tmp_path: Path) -> None:
+def test_rename_into_a_dropped_namespace_is_refused(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a")
         made.mkdir(b"a/d")
@@ -423,7 +423,7 @@ def test_attributes_that_are_refused(tmp_path: Path) -> None:
 # Overrides
 
 
-def test_who_owns_new_files_and_their_mode_may_be_said(tmp_path: Path) -> None:
+def test_settings_give_owner_and_mode_of_new_files(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a", uid="7", gid="8", mode="0640")
         made.mkdir(b"a/d")

@@ -42,7 +42,7 @@ def test_opens_are_counted_by_whether_they_write() -> None:
     run(case)
 
 
-def test_what_is_read_and_what_is_written_are_charged_apart() -> None:
+def test_reads_and_writes_are_charged_apart() -> None:
     async def case() -> None:
         limits = Limits(Settings(read_bytes=100, write_bytes=100))
         assert await times(limits, (400, False), (400, True)) == [0, 0]
@@ -52,7 +52,7 @@ def test_what_is_read_and_what_is_written_are_charged_apart() -> None:
 
 
 @pytest.mark.parametrize("fresh", [Settings(), Settings(read_bytes=10**9)])
-def test_who_waits_goes_on_when_the_limit_changes(fresh: Settings) -> None:
+def test_waiting_task_follows_a_changed_limit(fresh: Settings) -> None:
     async def case() -> None:
         limits = Limits(Settings(read_bytes=1))
         await limits.acquire(10**6, written=False)

@@ -18,7 +18,7 @@ MASKS = Masks(["alice", "a.b"], ["/mnt/kv", "/data/kvfs", "s3://b/p/"])
         "inode 17 is to be uploaded once more: 503",
     ],
 )
-def test_what_is_kept(line: str) -> None:
+def test_harmless_text_is_not_masked(line: str) -> None:
     assert MASKS.text(line) == line
 
 
@@ -41,7 +41,7 @@ def test_what_is_kept(line: str) -> None:
         ("Signature=AbC/dEf+0123456789abcdef", "<masked>"),
     ],
 )
-def test_what_is_masked(line: str, shown: str) -> None:
+def test_secrets_are_masked(line: str, shown: str) -> None:
     assert MASKS.text(line) == shown
 
 

@@ -100,7 +100,7 @@ def inode(made: World, at: int) -> int:
     return made.at(b"ns/" + prefix.path(before, KEYS[at]).encode()).ino
 
 
-def test_what_is_there_without_a_gap_counts(made: World) -> None:
+def test_blocks_before_the_first_gap_count(made: World) -> None:
     async def case() -> None:
         await write(made, KEYS[:9])
         assert await ask(made, KEYS) == (9, 900, 0, 0, b"", ())
@@ -118,7 +118,7 @@ def test_what_is_there_without_a_gap_counts(made: World) -> None:
     trio.run(case)
 
 
-def test_where_it_is(made: World) -> None:
+def test_answer_has_the_tier_of_each_block(made: World) -> None:
     async def case() -> None:
         await write(made, KEYS[:4])
         await made.demote(inode(made, 1))
@@ -150,7 +150,7 @@ def test_each_shard_has_to_be_there(made: World) -> None:
     trio.run(case)
 
 
-def test_what_is_written_does_not_count_before_it_is_whole(made: World) -> None:
+def test_unsealed_block_does_not_count(made: World) -> None:
     async def case() -> None:
         await write(made, KEYS[:1])
         above = made.at(b"ns/" + KEYS[0].hex().encode()).ino

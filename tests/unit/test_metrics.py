@@ -154,7 +154,7 @@ def test_every_number_of_a_status_is_exported() -> None:
 WAYS = ("compress", "decompress")
 
 
-def test_what_is_counted_is_named_where_it_is_counted() -> None:
+def test_labels_of_metrics_are_those_in_the_code() -> None:
     assert set(families.DECISIONS) == set(get_args(AdmissionResult))
     reasons = set()
     for path in (ROOT / "kvfs" / "core").rglob("*.py"):
@@ -301,7 +301,7 @@ def test_expressions_of_the_dashboard_are_understood(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in promtool("check", "rules", file)
 
 
-def test_what_is_exported_is_what_promtool_likes() -> None:
+def test_promtool_accepts_the_metrics() -> None:
     """One rule of promtool is left out: a counter may be named after the things that it counts."""
     text = generate_latest(Scrape(status(numbers())))
     done = subprocess.run(
@@ -452,7 +452,7 @@ def test_many_that_ask_at_once_ask_the_daemon_once() -> None:
     assert len(asked) == 1
 
 
-def test_who_waits_for_a_daemon_that_is_silent_waits_no_longer_than_it_would() -> None:
+def test_waiting_for_a_silent_daemon_is_bounded() -> None:
     let_go, begun = threading.Event(), threading.Event()
 
     def ask(_: float) -> None:
@@ -498,7 +498,7 @@ def test_an_address_is_understood(text: str, address: str, *, private: bool) -> 
         *("[::1]", "-1", "m.sock", "/" + 107 * "x", "/x\0", "127.0.0.1:80:90", "8 0"),
     ],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(EXPECTED)):
         Address.parse(text)
 
@@ -527,7 +527,7 @@ def test_metrics_have_the_manners_of_the_page(request_: bytes, wanted: int) -> N
         assert code(ask(get("/metrics", "gpu7.example:9095"))) == 200
 
 
-def test_who_connects_and_asks_nothing_makes_way_for_who_asks() -> None:
+def test_silent_connection_makes_way_for_a_request() -> None:
     """Any process of this machine reaches the port; a scraper must still get its answer."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = WebServer(listening, handler(Snapshot(lambda _: None), private=True))

@@ -166,7 +166,7 @@ def test_no_more_jobs_run_than_there_are_workers(tmp_path: Path) -> None:
     run(case, workers=2)
 
 
-def test_what_a_worker_is_sent_can_be_sent() -> None:
+def test_jobs_and_results_can_be_pickled() -> None:
     for job in (copying.copy, copying.read_through):
         assert pickle.loads(pickle.dumps(job)) is job  # noqa: S301
     moved = Moved(b"digest", 8)

@@ -133,7 +133,7 @@ def test_a_demotion_takes_no_room_from_a_namespace_that_has_less(tmp_path: Path)
 
 
 @pytest.mark.parametrize("end", ["drop", "rmdir"])
-def test_what_is_open_is_accounted_to_a_namespace_that_is_no_more(tmp_path: Path, end: str) -> None:
+def test_open_file_is_accounted_to_its_dropped_namespace(tmp_path: Path, end: str) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a")
         inode = await made.make_file(b"a/x", BYTES)
@@ -156,7 +156,7 @@ def test_what_is_open_is_accounted_to_a_namespace_that_is_no_more(tmp_path: Path
     run(case, tmp_path)
 
 
-def test_who_writes_in_a_namespace_while_it_is_dropped(tmp_path: Path) -> None:
+def test_files_written_during_a_drop_are_dropped(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a")
         held = await made.create(b"x", BYTES, made.at(b"a").ino)
@@ -348,7 +348,9 @@ def test_a_quota_of_objects(tmp_path: Path) -> None:
     [{"eviction": "never"}, {"pin": "on"}, {"eviction": "lru"}],
     ids=["never", "pin", "open"],
 )
-def test_where_nothing_may_go_a_quota_refuses(tmp_path: Path, settings: dict[str, str]) -> None:
+def test_full_quota_without_victims_refuses_writers(
+    tmp_path: Path, settings: dict[str, str]
+) -> None:
     async def case(made: World) -> None:
         made.namespace("a", quota_hard=str(2 * COST), **settings)
         inodes = await fill(made, 2)
@@ -537,7 +539,7 @@ def test_a_rewrite_needs_no_room_beside_the_old_version(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_what_is_set_aside_for_unknown_sizes_is_not_used_up(tmp_path: Path) -> None:
+def test_reservation_for_an_unknown_size_does_not_use_up_the_quota(tmp_path: Path) -> None:
     """64 MiB are reserved for a file of which nothing is known."""
 
     async def case(made: World) -> None:
@@ -613,7 +615,7 @@ def test_a_smaller_quota_is_kept_in_the_background(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_who_has_most_beyond_its_share_gives_first(tmp_path: Path) -> None:
+def test_namespace_furthest_beyond_its_share_gives_first(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         light, heavy = made.namespace("light"), made.namespace("heavy", weight="1000")
         for path in (b"light", b"heavy"):
@@ -634,7 +636,7 @@ def test_who_has_most_beyond_its_share_gives_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"pin": "on"}, {"eviction": "never"}])
-def test_what_never_goes_stays_when_room_is_needed(
+def test_unevictable_objects_stay_when_room_is_needed(
     tmp_path: Path, settings: dict[str, str]
 ) -> None:
     async def case(made: World) -> None:
@@ -868,7 +870,7 @@ def aged(made: World, inode: Inode, seconds: float) -> Inode:
     return made.attributes.change(inode.ino, atime_ns=then, mtime_ns=then)
 
 
-def test_what_has_expired_is_gone_for_who_asks(tmp_path: Path) -> None:
+def test_expired_file_is_enoent(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a", ttl="100")
         old, young = await fill(made, 2)
@@ -887,7 +889,7 @@ def test_what_has_expired_is_gone_for_who_asks(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_what_has_expired_and_is_open_has_no_name_but_its_bytes(tmp_path: Path) -> None:
+def test_expired_open_file_keeps_its_bytes_without_a_name(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a", ttl="100")
         (inode,) = await fill(made, 1)
@@ -907,7 +909,7 @@ def test_what_has_expired_and_is_open_has_no_name_but_its_bytes(tmp_path: Path) 
     run(case, tmp_path)
 
 
-def test_what_has_expired_leaves_in_the_background(tmp_path: Path) -> None:
+def test_expired_files_are_dropped_in_the_background(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a", ttl="100")
         for inode in (await fill(made, 30))[:20]:
@@ -972,7 +974,7 @@ def test_the_kernel_may_not_know_a_name_for_longer_than_it_lives(tmp_path: Path)
     run(case, tmp_path)
 
 
-def test_what_is_written_does_not_expire(tmp_path: Path) -> None:
+def test_file_being_written_does_not_expire(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a", ttl="100")
         held = await made.create(b"x", BYTES, made.at(b"a").ino)

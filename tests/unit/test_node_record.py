@@ -78,9 +78,7 @@ def test_the_record_says_what_there_is(made: World, store: MemoryStore) -> None:
     trio.run(case)
 
 
-def test_it_is_written_when_something_changes_and_once_a_day(
-    made: World, faulty: FaultyStore
-) -> None:
+def test_record_is_written_at_a_change_and_once_a_day(made: World, faulty: FaultyStore) -> None:
     async def case() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node_record(made).watch)
@@ -117,9 +115,7 @@ def test_a_restart_keeps_what_its_record_says_until_all_is_walked(
     trio.run(case)
 
 
-def test_what_is_renamed_and_not_yet_copied_keeps_its_namespace_in_the_record(
-    made: World, store: MemoryStore
-) -> None:
+def test_record_keeps_the_namespace_of_an_uncopied_rename(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         told = node_record(made)
         for name in ("x", "y"):

@@ -138,7 +138,7 @@ def test_a_readers_flush_seals_nothing(made: World) -> None:
     run(case)
 
 
-def test_what_a_duplicate_descriptor_writes_after_a_flush_counts(made: World) -> None:
+def test_write_by_a_duplicate_descriptor_after_a_flush_is_kept(made: World) -> None:
     async def case() -> None:
         held = await made.create(b"a", BYTES)
         made.objects.sealing.flush(held, writable=True)
@@ -598,7 +598,7 @@ def test_without_a_reboot_everything_sealed_is_there(made: World, *, crash: bool
     run(case)
 
 
-def test_what_was_being_written_at_a_crash_is_a_miss(made: World) -> None:
+def test_file_being_written_at_a_crash_is_a_miss(made: World) -> None:
     async def case() -> None:
         await made.create(b"new", BYTES)
         again = await made.store(b"again", BYTES)

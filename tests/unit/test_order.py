@@ -24,7 +24,7 @@ def taken(one: Order) -> Iterator[tuple[int, ...]]:
         yield victim.inos
 
 
-def test_who_was_used_longest_ago_goes_first() -> None:
+def test_least_recently_used_object_goes_first() -> None:
     one = order()
     for ino in (1, 2, 3, 1):
         one.touch(made(ino))
@@ -33,7 +33,7 @@ def test_who_was_used_longest_ago_goes_first() -> None:
     assert not len(one)
 
 
-def test_what_was_used_lately_is_in_the_order_for_whoever_asks() -> None:
+def test_noted_touches_are_in_the_order() -> None:
     """Touches are only noted at first: here more of them than wait, and fewer."""
     one = order()
     for ino in (*range(1, LATELY + 10), 3):
@@ -84,7 +84,7 @@ def test_the_past_goes_first_and_its_oldest_hour_before_all() -> None:
     assert list(taken(one)) == [(3,), (2,), (4,), (9,)]
 
 
-def test_one_of_the_past_that_cannot_go_is_the_next_again() -> None:
+def test_past_victim_put_back_is_the_next_victim() -> None:
     one = order()
     for ino in (1, 2, 3):
         one.add_past(ino, HOUR)
@@ -105,7 +105,7 @@ def test_a_group_that_cannot_go_is_the_next_again() -> None:
     assert list(taken(one)) == [(1, 2), (3,)]
 
 
-def test_nothing_is_taken_from_an_order_that_does_not_go() -> None:
+def test_order_that_is_not_evictable_gives_no_victim() -> None:
     one = order("never")
     one.touch(made(1))
     one.add_past(2, HOUR)
@@ -137,7 +137,7 @@ def change(one: Order, policy: str) -> None:
     one.change(eviction.make(policy, 100, leaf_first=True), evictable=policy != "never")
 
 
-def test_what_was_there_goes_before_what_the_next_policy_saw() -> None:
+def test_members_from_before_a_change_of_policy_go_first() -> None:
     one = order()
     one.add_past(9, HOUR)
     for ino in (1, 2, 3):
@@ -151,7 +151,7 @@ def test_what_was_there_goes_before_what_the_next_policy_saw() -> None:
     assert one._before == []
 
 
-def test_who_left_after_the_change_is_not_there_any_more() -> None:
+def test_object_discarded_after_a_change_of_policy_is_no_member() -> None:
     """Or the movers would be given what is gone, for ever."""
     one = order()
     for inode in (made(1), made(2, 77), made(3, 77)):
@@ -178,7 +178,7 @@ def test_policies_may_change_again_and_again(between: list[str]) -> None:
     assert [ino for (ino,) in taken(one)] == [2, 3, *range(13, 13 + len(between)), 1]
 
 
-def test_what_could_not_go_before_can_now_and_the_other_way_round() -> None:
+def test_change_of_policy_changes_evictability() -> None:
     one = order("never")
     for ino in (1, 2):
         one.touch(made(ino))
@@ -189,7 +189,7 @@ def test_what_could_not_go_before_can_now_and_the_other_way_round() -> None:
     assert list(one) == [2]
 
 
-def test_who_cannot_go_is_the_next_again_after_a_change() -> None:
+def test_victim_put_back_after_a_change_of_policy_is_next() -> None:
     one = order()
     for ino in (1, 2):
         one.touch(made(ino))

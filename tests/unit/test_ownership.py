@@ -72,7 +72,7 @@ def below_what_is_everybodys(root: Path) -> None:
         (below_what_is_everybodys, "to which everybody may write"),
     ],
 )
-def test_what_others_can_change_is_no_tier(
+def test_directory_that_others_can_change_is_refused_as_tier(
     tmp_path: Path, make: Callable[[Path], None], reason: str
 ) -> None:
     root = tmp_path / "parent" / "nvme"

@@ -138,7 +138,7 @@ def test_a_copy_on_nvme_is_smaller_and_is_read_through_ram(made: World) -> None:
     trio.run(case)
 
 
-def test_what_does_not_become_smaller_is_plain_and_read_from_nvme(made: World) -> None:
+def test_incompressible_copy_is_plain_and_opened_on_nvme(made: World) -> None:
     async def case() -> None:
         inode = await demoted(made, content=NOISE)
         assert inode.packed is None
@@ -153,7 +153,7 @@ def test_what_does_not_become_smaller_is_plain_and_read_from_nvme(made: World) -
     trio.run(case)
 
 
-def test_what_is_small_or_mostly_holes_or_too_large_for_ram_is_plain(made: World) -> None:
+def test_small_sparse_and_too_large_copies_are_plain(made: World) -> None:
     async def case() -> None:
         small = await demoted(made, b"small", bytes(100) * 1000)
         assert small.packed is None
@@ -239,7 +239,7 @@ def full(made: World) -> None:
 
 
 @pytest.mark.parametrize("why", [no_ram, elsewhere, full])
-def test_where_ram_does_not_take_it_it_becomes_plain_on_nvme(
+def test_packed_copy_without_room_in_ram_becomes_plain_on_nvme(
     made: World, why: Callable[[World], None]
 ) -> None:
     async def case() -> None:
@@ -261,7 +261,7 @@ def test_where_ram_does_not_take_it_it_becomes_plain_on_nvme(
         made.fast.reserved -= made.fast.capacity - made.room.headroom
 
 
-def test_where_nothing_has_room_it_is_a_miss_and_stays(made: World) -> None:
+def test_packed_copy_without_any_room_is_a_miss_and_stays(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         for tier in made.tiers:
@@ -306,7 +306,7 @@ def test_opens_of_the_same_one_share_a_decompression(made: World) -> None:
     trio.run(case)
 
 
-def test_who_waits_too_long_has_a_miss_and_the_next_one_finds_it(made: World) -> None:
+def test_slow_unpacking_is_a_miss_and_a_later_open_finds_it(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         go = trio.Event()
@@ -349,7 +349,7 @@ def test_an_unmount_ends_it(made: World) -> None:
     trio.run(case)
 
 
-def test_it_is_promoted_when_that_is_asked_for(made: World) -> None:
+def test_packed_copy_is_promoted_on_request(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         await made.promote(inode.ino)
@@ -419,7 +419,7 @@ async def new_file(made: World, inode: Inode) -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("where", [to_ram, elsewhere])
 @pytest.mark.parametrize("happens", [unlinked, dropped, new_file])
-def test_what_goes_while_it_is_decompressed_is_gone(
+def test_object_removed_during_its_unpacking_stays_removed(
     made: World,
     happens: Callable[[World, Inode], Awaitable[None]],
     where: Callable[[World], None],
@@ -494,7 +494,7 @@ def test_a_damaged_one_is_never_given_out(made: World, damage: Callable[[Path], 
 
 
 @pytest.mark.parametrize("made", [True], indirect=True)
-def test_what_the_bucket_has_too_comes_from_there_then(made: World) -> None:
+def test_damaged_packed_copy_is_hydrated_from_the_bucket(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         await made.upload_all()
@@ -524,7 +524,7 @@ def test_a_check_finds_damage(made: World, damage: Callable[[Path], None]) -> No
 
 
 @pytest.mark.parametrize("by", ["open", "check", "upload"])
-def test_one_that_became_plain_without_its_record_is_known_by_its_size(
+def test_plain_copy_with_a_packed_record_is_known_by_its_size(
     made: World, store: MemoryStore, by: str
 ) -> None:
     """A daemon died between the two."""
@@ -551,7 +551,7 @@ def test_one_that_became_plain_without_its_record_is_known_by_its_size(
 
 @pytest.mark.parametrize("point", ["movement.unpack", "movement.unpack.written", "catalog.commit"])
 @pytest.mark.parametrize("where", [to_ram, elsewhere])
-def test_what_is_refused_is_a_miss_that_changes_nothing(
+def test_refused_unpacking_is_a_miss_that_changes_nothing(
     made: World, where: Callable[[World], None], point: str
 ) -> None:
     async def case() -> None:
@@ -596,7 +596,7 @@ def test_a_disk_that_is_down_is_a_miss_at_once(made: World, when: str) -> None:
     trio.run(case)
 
 
-def test_what_a_disk_says_of_a_read_is_told(tmp_path: Path) -> None:
+def test_read_error_of_unpacking_is_raised(tmp_path: Path) -> None:
     about = tmp_path.stat()
     copy = PackedCopy("blosc-zstd-s2/1", about.st_size, 8, bytes(16))
     with pytest.raises(IsADirectoryError):

@@ -158,7 +158,7 @@ def test_damaged_bytes_are_never_given_out(
         assert found == KV
 
 
-def test_what_does_not_pay_goes_up_as_it_is(
+def test_incompressible_object_is_uploaded_plain(
     tmp_path: Path, store: MemoryStore, transfers: StoreTransfers
 ) -> None:
     stored, result = there(transfers, tmp_path, NOISE)
@@ -168,7 +168,7 @@ def test_what_does_not_pay_goes_up_as_it_is(
     assert result.cpu_seconds > 0
 
 
-def test_what_pays_in_the_sample_only_goes_up_as_it_is(
+def test_object_compressible_only_in_its_sample_is_uploaded_plain(
     tmp_path: Path, transfers: StoreTransfers
 ) -> None:
     size, pieces = 8 * MIB, 16
@@ -186,7 +186,7 @@ def test_what_pays_in_the_sample_only_goes_up_as_it_is(
     assert back(transfers, tmp_path, stored, content) == content
 
 
-def test_what_is_large_is_packed_on_the_disk(
+def test_large_object_is_packed_on_the_disk(
     tmp_path: Path, transfers: StoreTransfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "MEMORY", 1000)
@@ -200,7 +200,7 @@ def test_what_is_large_is_packed_on_the_disk(
     assert back(transfers, tmp_path, stored, KV) == KV
 
 
-def test_what_cannot_be_compressed_goes_up_as_it_is(
+def test_failed_compression_uploads_the_object_plain(
     tmp_path: Path, transfers: StoreTransfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "MEMORY", 1000)
@@ -265,9 +265,7 @@ def made(tmp_path: Path, store: MemoryStore) -> Iterator[World]:
         trio.run(found.check_at_rest)
 
 
-def test_it_is_smaller_there_and_as_it_was_when_it_is_opened(
-    made: World, store: MemoryStore
-) -> None:
+def test_compressed_upload_is_hydrated_unchanged(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         inode = await spilled(made, b"a", KV)
         stored = made.ledger.dirty.stored(inode.ino)
@@ -289,9 +287,7 @@ def test_it_is_smaller_there_and_as_it_was_when_it_is_opened(
     trio.run(case)
 
 
-def test_what_its_namespace_does_not_want_is_not_compressed(
-    made: World, store: MemoryStore
-) -> None:
+def test_namespace_with_compression_off_uploads_plain(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         made.namespace("n", compression="off")
         await made.make_file(b"n/a", KV)

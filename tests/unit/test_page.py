@@ -133,7 +133,7 @@ def test_files_and_answers_have_headers_that_forbid_what_they_can(
     assert "innerHTML" not in text
 
 
-def test_what_there_is_now_has_no_secret(page: Callable[..., bytes]) -> None:
+def test_current_figures_have_no_secret(page: Callable[..., bytes]) -> None:
     found = body(page(get("/api/now")))
     assert found["up"]
     assert found["tiers"]["s3"]["dirty_objects"] == 7
@@ -167,7 +167,7 @@ def test_a_path_may_have_any_bytes(page: Callable[..., bytes], answers: Answers)
         (KvfsError("x"), 404),
     ],
 )
-def test_what_the_daemon_refuses_is_a_code_alone(
+def test_refusal_of_the_daemon_is_a_status_code_without_text(
     page: Callable[..., bytes], answers: Answers, error: KvfsError, wanted: int
 ) -> None:
     answers.error = error
@@ -239,7 +239,7 @@ def test_head_is_the_same_without_a_body(page: Callable[..., bytes]) -> None:
         ),
     ],
 )
-def test_what_is_malformed_is_refused_and_not_repeated(
+def test_malformed_request_is_refused_and_not_echoed(
     page: Callable[..., bytes], request_: bytes, wanted: int
 ) -> None:
     answer = page(request_)

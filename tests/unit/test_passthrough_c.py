@@ -29,7 +29,7 @@ def refused(call: str, error: str) -> str:
     return f"try: {call}\nexcept {error} as e: print(e)\nelse: raise SystemExit('not refused')\n"
 
 
-def test_nothing_is_known_before_a_session() -> None:
+def test_state_is_false_before_a_session() -> None:
     assert python("print(c.state())") == "(False, False, False)"
 
 
@@ -75,7 +75,7 @@ for slot in Passthrough.slots(): print(*slot[:4], slot.state.name, *slot[5:])
     ]
 
 
-def test_what_is_no_fuse_device_gives_no_backing() -> None:
+def test_other_device_than_fuse_gives_no_backing() -> None:
     code = "null = os.open('/dev/null', os.O_RDWR)\nc.attach(null, True, file.fileno(), False)\n"
     said = python(
         code
@@ -87,7 +87,7 @@ def test_what_is_no_fuse_device_gives_no_backing() -> None:
     assert said.endswith("[]")
 
 
-def test_it_says_why_it_is_off() -> None:
+def test_passthrough_that_is_off_gives_its_reason() -> None:
     said = python(
         "for why in ('', 'turned off'):\n"
         "    one = Passthrough(unwanted=why)\n"
@@ -122,13 +122,13 @@ print(os.listdir(f'/proc/self/task/{tid}/fd') == [str(device.fileno())])
     assert python(code) == "True"
 
 
-def test_it_must_come_before_pyfuse3() -> None:
+def test_import_after_pyfuse3_is_refused() -> None:
     code = f"import pyfuse3\n{refused('import kvfs.fuse.passthrough', 'ImportError')}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "must be imported before pyfuse3" in done.stdout
 
 
-def test_who_drops_a_directory_has_told_the_kernel() -> None:
+def test_invalidated_tree_is_told_to_the_kernel_at_once() -> None:
     """FUSE_NOTIFY_INC_EPOCH, in the caller's thread: a header without a body."""
     assert (
         python(

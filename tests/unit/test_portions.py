@@ -38,7 +38,7 @@ def test_users_without_end_exhaust_the_mount_and_hear_that() -> None:
         portions.charge(99)
 
 
-def test_what_is_given_back_can_be_taken() -> None:
+def test_returned_amount_can_be_charged_again() -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     dice, portions, mine = random.Random(seed), Portions("bytes", 10_000), Counter[int]()

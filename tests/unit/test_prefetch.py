@@ -121,7 +121,7 @@ def test_opens_in_no_order_bring_nothing(made: World) -> None:
     run(case)
 
 
-def test_it_can_be_turned_off(made: World) -> None:
+def test_prefetch_off_fetches_nothing_ahead(made: World) -> None:
     async def case() -> None:
         made.namespace("n", prefetch="off")
         inodes = await spilled(made, [b"n/%s" % name for name in flat(8)])
@@ -231,7 +231,7 @@ def test_an_open_makes_what_is_on_its_way_its_own(made: World) -> None:
 
 
 @pytest.mark.parametrize("happening", ["unlink", "rewrite", "drop", "down", "elsewhere", "idle"])
-def test_what_became_useless_is_not_fetched(made: World, happening: str) -> None:
+def test_unwanted_prefetch_is_not_begun(made: World, happening: str) -> None:
     async def case() -> None:
         assert made.remote is not None
         assert made.bucket is not None
@@ -315,7 +315,7 @@ def test_failures_ahead_are_no_miss(made: World) -> None:
     run(case)
 
 
-def test_what_nobody_comes_for_was_wasted_and_gives_its_share_back(
+def test_unopened_prefetch_counts_as_wasted_and_frees_its_share(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case() -> None:
@@ -337,7 +337,7 @@ def test_what_nobody_comes_for_was_wasted_and_gives_its_share_back(
     run(case)
 
 
-def test_what_was_used_lately_does_not_go_for_it(
+def test_prefetch_evicts_no_recently_used_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = MIB // 2
@@ -363,7 +363,7 @@ def test_what_was_used_lately_does_not_go_for_it(
         run(lambda: case(made))
 
 
-def test_what_only_the_tiers_have_does_not_go_for_it(
+def test_prefetch_evicts_no_object_that_the_bucket_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case(made: World) -> None:

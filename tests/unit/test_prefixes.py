@@ -104,7 +104,7 @@ def test_its_directory_is_as_the_one_before_it(made: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["rename", "link", "publish"])
-def test_what_waits_for_its_name_is_no_block_yet(made: World, how: str) -> None:
+def test_unpublished_block_has_no_directory(made: World, how: str) -> None:
     async def case() -> None:
         (key,) = chain(1)
         above, name = directory(made, ROOT), prefix.name(key).encode()
@@ -196,7 +196,7 @@ def test_a_block_that_is_back_keeps_what_follows_it(made: World) -> None:
     run(case)
 
 
-def test_one_is_replaced(made: World) -> None:
+def test_replaced_block_keeps_its_directory(made: World) -> None:
     async def case() -> None:
         keys = chain(3)
         await write(made, keys)
@@ -211,7 +211,7 @@ def test_one_is_replaced(made: World) -> None:
     run(case)
 
 
-def test_one_is_moved_away_and_back(made: World) -> None:
+def test_block_moved_away_and_back_keeps_its_directory(made: World) -> None:
     async def case() -> None:
         keys = chain(2)
         await write(made, keys)
@@ -227,7 +227,7 @@ def test_one_is_moved_away_and_back(made: World) -> None:
     run(case)
 
 
-def test_what_is_open_goes_when_it_is_closed(made: World) -> None:
+def test_open_block_of_a_removed_prefix_goes_at_its_close(made: World) -> None:
     async def case() -> None:
         keys = chain(2)
         await write(made, keys)
@@ -341,7 +341,7 @@ def test_a_death_leaves_marks_that_are_followed(made: World) -> None:
     run(after)
 
 
-def test_what_ram_loses_takes_what_follows_along(made: World) -> None:
+def test_block_lost_with_ram_removes_the_blocks_after_it(made: World) -> None:
     async def before() -> None:
         keys = chain(4)
         await write(made, keys)

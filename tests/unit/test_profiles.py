@@ -52,7 +52,7 @@ def test_settings_are_known_and_reasons_belong_to_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_must_not_be_dropped_is_never_evicted(name: str) -> None:
+def test_profiles_of_undroppable_layouts_never_evict(name: str) -> None:
     droppable = name not in LIVES or LIVES[name].droppable
     assert (settings(name)["eviction"] != "never") == droppable
 
@@ -142,7 +142,7 @@ def test_an_unknown_engine_is_told_which_there_are() -> None:
         profiles.engine("vlm")
 
 
-def test_what_does_not_fit_is_found() -> None:
+def test_settings_that_do_not_fit_are_found() -> None:
     fits = {"eviction": "adaptive", "publish": "close"}
     assert profiles.misfits("lmcache-fs", fits) == {}  # a daemon of before knows no prefix
     assert profiles.misfits("lmcache-fs", fits | {"prefix": "on"}) == {"prefix": "off"}
@@ -195,7 +195,7 @@ def test_lmcache_keeps_below_the_quota(capacity: int, size: str) -> None:
         ),
     ],
 )
-def test_what_an_engine_could_not_read_is_refused(
+def test_configuration_that_an_engine_cannot_read_is_refused(
     name: str, mountpoint: str, namespace: str, capacity: int | None, said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -76,9 +76,7 @@ def listed(made: World) -> set[bytes]:
 
 @pytest.mark.parametrize("eviction", sorted({*EVICTIONS} - {"never", "ttl"}))
 @pytest.mark.parametrize("tier", ["ram", "nvme"])
-def test_what_comes_before_an_open_block_goes_after_it(
-    tmp_path: Path, eviction: str, tier: str
-) -> None:
+def test_parent_of_an_open_block_goes_after_it(tmp_path: Path, eviction: str, tier: str) -> None:
     async def case(made: World) -> None:
         limited(made, eviction)
         where = {one.name: one for one in made.tiers}[tier]
@@ -99,7 +97,7 @@ def test_what_comes_before_an_open_block_goes_after_it(
 
 
 @pytest.mark.parametrize("count", [3, PASSED_MAX, PASSED_MAX + 1])
-def test_what_is_open_keeps_its_place_if_it_is_not_much(tmp_path: Path, count: int) -> None:
+def test_few_open_objects_keep_their_places_in_the_order(tmp_path: Path, count: int) -> None:
     async def case(made: World) -> None:
         names = [b"%02d" % number for number in range(count + 3)]
         limited(made, "fifo", len(names))

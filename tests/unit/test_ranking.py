@@ -76,7 +76,7 @@ def test_the_largest_are_found_by_a_walk_in_steps_with_a_small_heap(
     trio.run(case, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_what_is_no_order_or_count_is_refused(made: World) -> None:
+def test_unknown_order_or_count_is_refused(made: World) -> None:
     async def case() -> None:
         found = Ranking(made.lifecycle)
         for order, count in (("best", 1), ("hot", 0), ("hot", 101), ("large", "x"), ("hot", 1.5)):

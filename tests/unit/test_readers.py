@@ -84,7 +84,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.lowlevel.checkpoint()
 
 
-def test_who_waits_for_nothing_reads_on_alone() -> None:
+def test_worker_that_does_not_wait_reads_on_alone() -> None:
     tasks, seen = set(), bytearray()
 
     async def handle(request: bytes) -> None:

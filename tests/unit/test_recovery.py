@@ -42,7 +42,7 @@ def test_a_file_gets_its_name_back(tmp_path: Path, where: int) -> None:
         trio.run(case, made)
 
 
-def test_it_may_be_done_again(tmp_path: Path) -> None:
+def test_recovery_may_run_twice(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES)
         about_to_be_written(made, inode)

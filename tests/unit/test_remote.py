@@ -113,7 +113,7 @@ def test_large_calls_share_none() -> None:
     trio.run(case)
 
 
-def test_one_failure_is_one_calls() -> None:
+def test_failure_of_one_call_reaches_its_caller_only() -> None:
     async def case() -> None:
         remote, movers = made()
         found: dict[object, object] = {}

@@ -93,7 +93,7 @@ def test_without_nvme_everything_begins_in_ram(tmp_path: Path) -> None:
     run(case, tmp_path, nvme=0)
 
 
-def test_what_does_not_fit_in_ram_begins_on_nvme(tmp_path: Path) -> None:
+def test_file_too_large_for_ram_begins_on_nvme(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", 16 * MIB)
         assert await choose(made, b"b") == (made.nvme, 16 * MIB)
@@ -177,7 +177,7 @@ def test_creates_on_a_fresh_ram_tier_wait_for_nothing(tmp_path: Path) -> None:
 # Room
 
 
-def test_what_is_on_nvme_as_well_leaves_ram_first(tmp_path: Path) -> None:
+def test_copies_that_nvme_has_too_leave_ram_first(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         stored = await fill(made, made.fast, 12)
         for inode in stored[6:]:
@@ -255,7 +255,7 @@ def test_the_order_of_use_survives_a_restart_by_the_hour(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_what_is_open_is_never_a_victim(tmp_path: Path, *, writable: bool) -> None:
+def test_open_object_is_never_a_victim(tmp_path: Path, *, writable: bool) -> None:
     async def case(made: World) -> None:
         stored = await fill(made, made.fast, 6)
         held = [await made.objects.open(inode.ino, writable=writable) for inode in stored]
@@ -324,7 +324,7 @@ def test_any_number_of_small_files_may_be_written_at_once(tmp_path: Path) -> Non
     run(case, tmp_path, ram=256 * MIB, nvme=512 * MIB)
 
 
-def test_one_large_file_does_not_refuse_many_small_ones(tmp_path: Path) -> None:
+def test_expected_large_size_does_not_refuse_small_files(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.expect(b"a", 12 * MIB)
         held = [await made.create(b"%d" % number, b"x") for number in range(8)]
@@ -415,7 +415,7 @@ def test_unlinked_between_open_and_census_leaves_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_what_the_kernel_has_forgotten_goes_with_others(
+def test_forgotten_inodes_are_removed_in_one_batch(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, damaged: bool
 ) -> None:
     """A record that makes no sense keeps none of them."""

@@ -121,7 +121,7 @@ def test_an_empty_directory_that_was_there_stays(tmp_path: Path, trace: Trace) -
     assert list(tmp_path.rglob("*")) == [tmp_path / "quota"]
 
 
-def test_what_others_put_there_is_not_removed(tmp_path: Path) -> None:
+def test_replay_keeps_files_of_others(tmp_path: Path) -> None:
     with (
         pytest.raises(ReplayError, match="could not be removed: Directory not empty"),
         directory(tmp_path, "mine", keep=False) as path,

@@ -117,7 +117,7 @@ FINDERS = [by_promotion, by_settlement, by_check, by_scrub]
 
 
 @pytest.mark.parametrize("find", FINDERS)
-def test_nobody_opens_a_rotten_copy_again_though_somebody_has_it_open(
+def test_rotten_copy_that_is_open_is_opened_by_no_other(
     made: World, find: Callable[[World, int], Awaitable[None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def case() -> None:
@@ -229,7 +229,7 @@ def test_a_writer_about_to_begin_does_not_make_new_bytes_of_rotten_ones(
 # Another copy is left
 
 
-def test_what_ram_has_as_well_is_opened_when_the_rotten_copy_is_closed(made: World) -> None:
+def test_copy_in_ram_is_opened_after_the_rotten_one_is_closed(made: World) -> None:
     async def case() -> None:
         inode = await on_nvme(made)
         reader = await made.objects.open(inode.ino, writable=False)
@@ -249,7 +249,7 @@ def test_what_ram_has_as_well_is_opened_when_the_rotten_copy_is_closed(made: Wor
     run(case)
 
 
-def test_who_reads_another_copy_does_not_notice(made: World) -> None:
+def test_reader_of_a_sound_copy_is_not_disturbed(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         await made.demote(inode.ino)
@@ -266,7 +266,7 @@ def test_who_reads_another_copy_does_not_notice(made: World) -> None:
     run(case)
 
 
-def test_what_the_bucket_has_comes_anew_when_the_rotten_copy_is_closed(stored: World) -> None:
+def test_object_is_hydrated_after_its_rotten_copy_is_closed(stored: World) -> None:
     async def case() -> None:
         inode = await on_nvme(stored)
         await stored.upload_all()
@@ -352,7 +352,7 @@ def test_a_packed_copy_that_rots_is_given_up_each_time_it_is_unpacked(made: Worl
 
 @pytest.mark.parametrize("tier", ["ram", "nvme"])
 @pytest.mark.parametrize("after", [0.0, DAY])
-def test_what_a_check_only_reports_is_compared_by_the_next_open(
+def test_copy_reported_by_a_check_is_verified_by_the_next_open(
     made: World, tier: str, after: float
 ) -> None:
     async def case() -> None:
@@ -392,7 +392,7 @@ def test_what_a_check_only_reports_is_compared_by_the_next_open(
 
 @pytest.mark.parametrize("live", [True, False])
 @pytest.mark.parametrize("is_open", [False, True])
-def test_what_a_check_only_reports_is_remembered_by_the_next_daemon(
+def test_copy_reported_by_a_check_is_doubted_by_the_next_daemon(
     made: World, *, live: bool, is_open: bool
 ) -> None:
     """A copy in RAM too, which no open compares else; and beside handles that read it."""
@@ -457,7 +457,7 @@ def test_doubts_that_kvfs_has_not_written_are_a_refusal(made: World, text: str) 
 # The reports are true
 
 
-def test_it_is_said_and_counted_when_the_file_is_in_the_quarantine(
+def test_quarantine_is_logged_and_counted_after_the_move(
     made: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def case() -> None:
@@ -475,7 +475,7 @@ def test_it_is_said_and_counted_when_the_file_is_in_the_quarantine(
     run(case)
 
 
-def test_nothing_is_said_of_a_file_that_was_not_there(
+def test_missing_file_is_not_counted_as_quarantined(
     made: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def case() -> None:
@@ -613,7 +613,7 @@ def test_opens_at_the_same_time_share_one_look(made: World) -> None:
     run(case)
 
 
-def test_it_is_looked_at_again_after_a_while(made: World) -> None:
+def test_copy_is_verified_again_after_a_day(made: World) -> None:
     async def case() -> None:
         inode = await _on_nvme_after_a_mount(made)
         for seconds, looks in ((0, 1), (DAY - 1, 1), (1, 2), (DAY - 1, 2), (1, 3)):
@@ -643,7 +643,7 @@ def test_with_verify_after_0_no_open_looks(made: World) -> None:
 
 
 @pytest.mark.parametrize("by", ["settle", "demote", "promote", "check"])
-def test_who_compares_or_writes_it_spares_the_next_open_that(made: World, by: str) -> None:
+def test_open_after_a_comparison_or_write_verifies_nothing(made: World, by: str) -> None:
     async def case() -> None:
         if by == "demote":
             inode = await made.store(b"a", BYTES, made.fast)
@@ -678,7 +678,7 @@ async def _no_finding(finding: Finding) -> None:
     raise AssertionError(finding)
 
 
-def test_what_has_no_digest_yet_is_served_as_it_is(made: World) -> None:
+def test_object_without_digest_is_served_unverified(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES, made.disk)
         made.restart()
@@ -719,7 +719,7 @@ def test_a_death_before_the_digest_delays_it_to_the_next_mount(made: World) -> N
 
 
 @pytest.mark.parametrize("by", ["power loss", "write"])
-def test_what_nothing_vouches_for_gets_no_digest_later(made: World, by: str) -> None:
+def test_object_of_a_crashed_session_gets_no_digest(made: World, by: str) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES, made.disk)
         if by == "write":
@@ -745,7 +745,7 @@ def refuse(*_: object, **__: object) -> None:
     raise CatalogError("its disk takes no writes")
 
 
-def test_what_the_kernel_could_not_write_is_a_miss(
+def test_object_with_a_failed_writeback_is_a_miss(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case() -> None:
@@ -774,7 +774,7 @@ def test_no_copy_is_made_of_what_the_kernel_could_not_write(
     run(case)
 
 
-def test_what_the_kernel_could_not_write_does_not_go_up(
+def test_object_with_a_failed_writeback_is_not_uploaded(
     stored: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case() -> None:
@@ -789,7 +789,7 @@ def test_what_the_kernel_could_not_write_does_not_go_up(
 
 
 @pytest.mark.parametrize("found_by", ["sync", "open", "promotion", "fsync"])
-def test_what_is_lost_is_served_to_nobody_while_the_catalog_refuses_to_forget_it(
+def test_lost_object_is_a_miss_while_the_catalog_fails(
     made: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, found_by: str
 ) -> None:
     """Only one sync reports the error: the next one would succeed."""
@@ -835,7 +835,7 @@ def test_what_is_lost_is_served_to_nobody_while_the_catalog_refuses_to_forget_it
     run(case)
 
 
-def test_what_is_tried_again_and_fails_takes_nothing_else_along(made: World) -> None:
+def test_failed_retry_keeps_the_other_retries(made: World) -> None:
     async def case() -> None:
         done: list[int] = []
         broken = [True]
@@ -908,7 +908,7 @@ def test_the_bucket_is_asked_for_what_an_open_finds_rotten(stored: World) -> Non
     run(case)
 
 
-def test_what_was_compared_longest_ago_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_time_of_verification_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def case() -> None:
         noted = verified.VerifiedTimes()
         for ino in (1, 2, 3, 1, 4):

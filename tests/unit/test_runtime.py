@@ -110,7 +110,7 @@ def test_of_stacked_mounts_the_topmost_is_found(tmpfs: Path) -> None:
     assert found.source == "above"
 
 
-def test_what_is_no_kvfs_mount_is_refused(tmpfs: Path) -> None:
+def test_other_mount_than_kvfs_is_refused(tmpfs: Path) -> None:
     with pytest.raises(ConfigError, match="is not a mount point; mounts of kvfs:"):
         runtime.kvfs_mount(tmpfs.parent)
     with pytest.raises(ConfigError, match=r"is a mount of type tmpfs, expected fuse\.kvfs"):

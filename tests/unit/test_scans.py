@@ -93,7 +93,7 @@ def test_a_thread_is_of_its_process() -> None:
 
 
 @pytest.mark.usefixtures("_any")
-def test_who_lists_a_directory_scans_what_is_in_it(found: Scans) -> None:
+def test_process_that_lists_a_directory_is_a_scanner(found: Scans) -> None:
     async def case() -> None:
         assert not asked(found, 1, 10)
         listed(found, 1, 10)
@@ -126,7 +126,7 @@ def test_a_scan_ends_with_a_pause(found: Scans) -> None:
 
 
 @pytest.mark.usefixtures("_any")
-def test_who_reads_on_is_a_reader_until_it_rests(found: Scans) -> None:
+def test_process_that_reads_on_is_no_scanner_until_it_rests(found: Scans) -> None:
     async def case() -> None:
         clock = trio.lowlevel.current_clock()
         assert isinstance(clock, MockClock)
@@ -149,7 +149,7 @@ def test_who_reads_on_is_a_reader_until_it_rests(found: Scans) -> None:
 
 
 @pytest.mark.usefixtures("_any")
-def test_what_is_remembered_has_a_bound(found: Scans) -> None:
+def test_remembered_directories_and_processes_are_bounded(found: Scans) -> None:
     async def case() -> None:
         for directory in range(DIRECTORIES + 1):
             listed(found, 1, directory)
@@ -257,7 +257,7 @@ def test_a_scan_fetches_first_bytes_only(made: World) -> None:
 
 
 @pytest.mark.parametrize(("start", "length"), [(0, SIZE + 1), (SIZE, 1), (1, SIZE), (0, 1 << 20)])
-def test_who_reads_on_has_all_of_it(made: World, start: int, length: int) -> None:
+def test_scanned_handle_that_reads_on_gets_all_bytes(made: World, start: int, length: int) -> None:
     async def case() -> None:
         held = await scanned(made)
         assert await read(made, held, 0) == CONTENT[:100]
@@ -298,7 +298,7 @@ def test_readers_at_the_same_time_fetch_it_once(made: World) -> None:
     trio.run(case)
 
 
-def test_who_has_not_listed_has_all_of_it(made: World) -> None:
+def test_open_without_a_listing_downloads_the_object(made: World) -> None:
     async def case() -> None:
         inode = await spilled(made, b"a", CONTENT)
         held = await made.objects.open(inode.ino, writable=False)
@@ -337,7 +337,7 @@ def test_others_that_scan_it_read_the_same(made: World) -> None:
     trio.run(case)
 
 
-def test_one_that_does_not_scan_has_it_fetched(made: World) -> None:
+def test_open_by_another_process_downloads_the_scanned_object(made: World) -> None:
     async def case() -> None:
         held = await scanned(made)
         caller.set(1)
@@ -396,7 +396,7 @@ HAPPENINGS = [_unlinked, _renamed, _replaced, _renamed_and_unlinked]
 
 @pytest.mark.parametrize("happening", HAPPENINGS)
 @pytest.mark.parametrize("on", [False, True])
-def test_what_happens_to_its_name_is_no_matter(
+def test_scanned_object_is_readable_after_a_change_of_its_name(
     made: World, store: MemoryStore, happening: Callable[[World], Awaitable[None]], *, on: bool
 ) -> None:
     async def case() -> None:
@@ -421,7 +421,7 @@ def test_what_happens_to_its_name_is_no_matter(
     trio.run(case)
 
 
-def test_what_takes_its_key_in_the_bucket_is_not_read_for_it(
+def test_object_that_replaced_its_key_is_not_read_for_a_scanned_one(
     made: World, store: MemoryStore
 ) -> None:
     async def case() -> None:
@@ -554,7 +554,7 @@ def test_the_kernel_says_who_lists_and_opens(
         Fault("peek", error=MetadataError("peek")),
     ],
 )
-def test_what_is_not_proven_is_given_to_nobody(made: World, fault: Fault) -> None:
+def test_unverified_header_is_not_served(made: World, fault: Fault) -> None:
     async def case() -> None:
         inode = await spilled(made, b"a", CONTENT)
         made.objects.scans.listed(ROOT_INO)
@@ -584,7 +584,7 @@ async def _of_another(store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("change", [_without, _another_etag, _of_another])
-def test_what_the_bucket_says_otherwise_comes_as_a_whole(
+def test_scan_of_an_object_that_changed_in_the_bucket_downloads_it(
     made: World, store: MemoryStore, change: Callable[[MemoryStore], Awaitable[None]]
 ) -> None:
     async def case() -> None:
@@ -684,7 +684,7 @@ def test_an_outage_while_it_is_open_is_an_error(made: World) -> None:
     trio.run(case)
 
 
-def test_who_waits_too_long_has_a_miss_and_leaves_nothing(made: World) -> None:
+def test_slow_header_is_a_miss_and_leaves_nothing(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
         assert made.dispatcher.hydration is not None
@@ -724,7 +724,7 @@ def test_an_unmount_waits_for_no_header(made: World) -> None:
 
 
 @pytest.mark.parametrize("happening", [_unlinked, _replaced])
-def test_what_is_gone_before_its_header_is_here_is_stale(
+def test_object_removed_before_its_header_comes_is_stale(
     made: World, happening: Callable[[World], Awaitable[None]]
 ) -> None:
     async def case() -> None:
@@ -746,7 +746,9 @@ def test_what_is_gone_before_its_header_is_here_is_stale(
     trio.run(case)
 
 
-def test_who_keeps_many_open_reads_no_headers(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_with_many_open_headers_gets_whole_objects(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def case() -> None:
         monkeypatch.setattr(hydration, "HEADERS_MOST", 1)
         one = await scanned(made)
@@ -760,7 +762,7 @@ def test_who_keeps_many_open_reads_no_headers(made: World, monkeypatch: pytest.M
     trio.run(case)
 
 
-def test_what_comes_already_is_waited_for(made: World) -> None:
+def test_scan_waits_for_a_running_download(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
         inode = await spilled(made, b"a", CONTENT)

@@ -206,7 +206,9 @@ def packed_only(made: World, inode: Inode) -> Inode:
 
 
 @pytest.mark.parametrize("where", ["ram", "nvme", "packed"])
-def test_one_flipped_bit_is_put_aside_and_the_rest_is_verified(tmp_path: Path, where: str) -> None:
+def test_copy_with_a_flipped_bit_is_quarantined_and_others_verified(
+    tmp_path: Path, where: str
+) -> None:
     async def case(made: World) -> None:
         content = numbers(MIB + 1000)
         if where == "packed":
@@ -296,7 +298,7 @@ async def be_evicted(made: World, name: bytes) -> None:
 
 
 @pytest.mark.parametrize("change", [unlink, write_again, be_written, be_evicted])
-def test_what_changes_while_it_is_read_is_no_rot(
+def test_copy_changed_during_its_scrub_is_no_rot(
     tmp_path: Path, change: Callable[[World, bytes], Awaitable[None]]
 ) -> None:
     async def case(made: World) -> None:
@@ -334,7 +336,7 @@ def test_a_file_that_is_being_written_is_not_read(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_what_is_made_during_a_pass_is_left_to_the_next(
+def test_copy_made_during_a_pass_is_left_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrub, "BATCH_COPIES", 1)
@@ -403,7 +405,7 @@ def test_a_pass_goes_on_where_the_daemon_before_was(
     run(case, tmp_path)
 
 
-def test_what_is_noted_goes_along_with_other_changes_and_seldom_alone(
+def test_position_of_a_pass_is_committed_with_other_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scrub, "BATCH_COPIES", 1)

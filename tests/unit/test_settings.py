@@ -60,7 +60,7 @@ def test_settings_survive_the_way_to_text_and_to_json(settings: Settings) -> Non
     assert Settings.from_json(settings.to_json()) == settings
 
 
-def test_nobody_is_none() -> None:
+def test_none_means_no_owner_and_no_mode() -> None:
     """As the table of settings says it."""
     nobody = {"uid": "none", "gid": "none", "mode": "none"}
     assert Settings(uid=1, gid=1, mode=0o600).changed(nobody) == Settings()
@@ -123,7 +123,7 @@ def test_every_setting_is_understood() -> None:
     )
 
 
-def test_what_is_empty_is_not_overridden() -> None:
+def test_empty_owner_and_mode_override_nothing() -> None:
     settings = Settings.parse({"uid": "", "gid": "", "mode": "", "media": "all"})
     assert settings == Settings()
     assert settings.to_text()["mode"] == ""
@@ -237,7 +237,7 @@ def test_contradictions_are_refused_with_their_cure(texts: dict[str, str], words
     assert words in str(refusal.value)
 
 
-def test_one_change_can_contradict_what_was_there() -> None:
+def test_change_that_contradicts_a_setting_is_refused() -> None:
     with pytest.raises(ConfigError, match="quota_soft=2G contradicts quota_hard=1G"):
         Settings.parse({"quota_hard": "1G"}).changed({"quota_soft": "2G"})
 

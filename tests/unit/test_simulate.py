@@ -209,7 +209,7 @@ def test_capacities(text: str, blocks: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "0", "0%", "0.0%", "-5%", "-5", "5 %", "%", "1e3", "nan%", "1K", "9Z", "0G", "∞"]
 )
-def test_what_is_no_capacity(text: str) -> None:
+def test_malformed_capacity_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=f"^capacity {text}: expected"):
         Capacity.parse(text, 64 << 10)
 

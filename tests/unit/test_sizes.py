@@ -5,7 +5,7 @@ import tracemalloc
 from kvfs.core.capacity.sizes import REMEMBERED, ExpectedSizes
 
 
-def test_nothing_is_expected_of_the_unknown() -> None:
+def test_unknown_name_has_no_expected_size() -> None:
     sizes = ExpectedSizes()
     assert sizes.expect(1, b"a.pt") is None
     sizes.learn(1, b"a.pt", 100)

@@ -136,7 +136,7 @@ class Coming:
         ({2: [0, 1]}, [0, 1, 2, 3, 4, 5]),
     ],
 )
-def test_what_is_wanted_comes_next(
+def test_wanted_chunks_come_next(
     tmp_path: Path, wanted: dict[int, list[int]], order: list[int]
 ) -> None:
     coming = Coming(tmp_path)
@@ -162,7 +162,7 @@ def test_a_chunk_that_is_wrong_once_is_fetched_again(tmp_path: Path) -> None:
     assert coming.path.read_bytes() == CONTENT
 
 
-def test_one_that_stays_wrong_never_arrives(tmp_path: Path) -> None:
+def test_chunk_that_stays_wrong_ends_the_download(tmp_path: Path) -> None:
     coming = Coming(tmp_path, Fault("get", 2, flip=True), Fault("get", 3, flip=True))
     with pytest.raises(WrongBytesError, match=r"chunk 1 .* has another xxh3-64"):
         coming.run()
@@ -184,7 +184,7 @@ def test_an_object_that_is_copied_onto_itself_comes_on(tmp_path: Path) -> None:
     assert coming.path.read_bytes() == CONTENT
 
 
-def test_one_that_is_another_by_now_comes_no_further(tmp_path: Path) -> None:
+def test_changed_object_ends_the_download(tmp_path: Path) -> None:
     coming = Coming(tmp_path, Fault("get", 3, ObjectChangedError("k")))
     with pytest.raises(ObjectChangedError, match="k"):
         coming.run()
@@ -306,7 +306,7 @@ async def close(made: World, held: OpenObject) -> None:
     await made.close(held, writable=False)
 
 
-def test_it_is_open_before_it_is_here(made: World, gate: Gate) -> None:
+def test_streamed_object_opens_before_its_download_ends(made: World, gate: Gate) -> None:
     async def case() -> None:
         inode = await spilled(made)
         gate.let(lambda start: start < LEAST)
@@ -392,7 +392,7 @@ class _Dying:
         raise OutageError("they died")
 
 
-def test_what_a_dead_mover_said_of_its_file_is_not_believed(made: World) -> None:
+def test_file_of_a_dead_mover_is_not_read(made: World) -> None:
     async def case() -> None:
         inode = await spilled(made)
         assert made.ram is not None
@@ -420,7 +420,7 @@ def test_what_a_dead_mover_said_of_its_file_is_not_believed(made: World) -> None
     trio.run(case)
 
 
-def test_what_is_below_the_bound_comes_as_a_whole(made: World) -> None:
+def test_object_below_the_bound_is_downloaded_before_its_open(made: World) -> None:
     async def case() -> None:
         assert made.bucket is not None
         inode = await spilled(made)
@@ -510,7 +510,7 @@ def test_a_read_has_a_bound(made: World, gate: Gate) -> None:
     trio.run(case)
 
 
-def test_who_gives_up_leaves_the_rest_to_others(made: World, gate: Gate) -> None:
+def test_cancelled_read_leaves_the_download_to_others(made: World, gate: Gate) -> None:
     async def case() -> None:
         inode = await spilled(made)
         gate.let(lambda start: start < LEAST)
@@ -546,7 +546,7 @@ async def _replaced(made: World, _: Inode) -> None:
 
 
 @pytest.mark.parametrize("happening", [_unlinked, _renamed, _replaced])
-def test_what_happens_to_its_name_meanwhile_is_no_matter(
+def test_streamed_object_is_readable_after_a_change_of_its_name(
     made: World, gate: Gate, happening: Callable[[World, Inode], Awaitable[None]]
 ) -> None:
     async def case() -> None:

@@ -56,7 +56,7 @@ def test_backing_files_are_named_by_inode_and_version(nvme: NvmeTier) -> None:
     assert len({os.path.dirname(path) for path in paths}) == FANOUT
 
 
-def test_what_is_there_is_listed(nvme: NvmeTier) -> None:
+def test_backing_files_are_listed(nvme: NvmeTier) -> None:
     wanted = {
         (ino, version, put(nvme, ino, version)) for ino, version in [(1, 1), (1, 2), (999, 3)]
     }
@@ -101,7 +101,7 @@ def test_a_link_in_place_of_a_file_is_not_followed(nvme: NvmeTier, tmp_path: Pat
     assert (tmp_path / "secret").read_text() == "secret"
 
 
-def test_what_is_wrong_is_kept_aside(nvme: NvmeTier) -> None:
+def test_wrong_copies_go_to_quarantine(nvme: NvmeTier) -> None:
     put(nvme, 7, 1, b"wrong")
     nvme.quarantine(7, 1)
     nvme.quarantine(7, 1)
@@ -162,9 +162,7 @@ def test_a_holder_that_has_not_said_who_it_is_is_unknown(nvme: NvmeTier) -> None
 
 
 @pytest.mark.parametrize("kind", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
-def test_what_is_no_file_in_the_place_of_the_lock_is_refused(
-    tmp_path: Path, kind: Callable[[Path], None]
-) -> None:
+def test_lock_that_is_no_file_is_refused(tmp_path: Path, kind: Callable[[Path], None]) -> None:
     kind(tmp_path / "lock")
     with pytest.raises(ConfigError, match=r"lock is [pd]rw.*, expected a file with .*: remove it"):
         NvmeTier(tmp_path, MIB)
@@ -304,7 +302,7 @@ def test_a_fresh_tmpfs_begins_an_epoch(ram: Ram) -> None:
     assert not tier.slow
 
 
-def test_what_a_dead_daemon_left_is_taken_over(ram: Ram) -> None:
+def test_ram_of_a_dead_daemon_is_taken_over(ram: Ram) -> None:
     before = ram(epoch=6)
     path = put(before, 1, 1)
     after = ram(epoch=7)
@@ -320,7 +318,7 @@ def test_a_catalog_in_the_tmpfs_is_always_of_its_epoch(ram: Ram) -> None:
 
 
 @pytest.mark.parametrize(("epoch", "identity"), [(9, "one"), (6, "one"), (7, "two")])
-def test_what_is_not_ours_is_thrown_away(ram: Ram, epoch: int, identity: str) -> None:
+def test_ram_of_another_epoch_or_catalog_is_cleared(ram: Ram, epoch: int, identity: str) -> None:
     """Another life of the memory, or the memory of another catalog."""
     path = put(ram(epoch=6), 1, 1)
     after = ram(epoch=epoch, identity=identity)
@@ -369,7 +367,7 @@ def test_a_damaged_label_is_refused_and_the_memory_stays(ram: Ram, damage: str) 
     assert ram(epoch=7).adopted
 
 
-def test_it_grows_and_shrinks_when_taken_over(ram: Ram) -> None:
+def test_ram_is_resized_at_a_takeover(ram: Ram) -> None:
     ram(epoch=6)
     for size in (8 * MIB, 2 * MIB):
         tier = ram(epoch=7, size=size)
@@ -379,7 +377,7 @@ def test_it_grows_and_shrinks_when_taken_over(ram: Ram) -> None:
         assert tier.capacity == size
 
 
-def test_it_keeps_its_size_while_more_is_in_it(ram: Ram, caplog: pytest.LogCaptureFixture) -> None:
+def test_ram_with_more_bytes_keeps_its_size(ram: Ram, caplog: pytest.LogCaptureFixture) -> None:
     before = ram(epoch=6)
     put(before, 1, 1, bytes(8 * MIB))
     tier = ram(epoch=7, size=2 * MIB)

@@ -112,7 +112,7 @@ def test_those_who_wait_pass_in_the_order_of_arrival_one_by_one() -> None:
     run(case)
 
 
-def test_nobody_overtakes_those_who_wait() -> None:
+def test_waiting_task_is_not_overtaken() -> None:
     async def case() -> None:
         bucket = TokenBucket(1)
         bucket.charge(1)

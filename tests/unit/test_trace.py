@@ -208,7 +208,7 @@ def test_zstd_is_left_to_its_own_program(write: Callable[[bytes], str]) -> None:
         list(read(write(b"\x28\xb5\x2f\xfd....")))
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_missing_trace_or_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="none: cannot be read: No such file"):
         list(read(str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):

@@ -146,7 +146,7 @@ def test_dot_and_dotdot(tree: Tree) -> None:
             mkdir(tree, name)
 
 
-def test_what_is_taken_is_taken(tree: Tree) -> None:
+def test_existing_name_is_eexist(tree: Tree) -> None:
     ino = fifo(tree, b"a")
     for call in (lambda: mkdir(tree, b"a"), lambda: tree.link(ino, ROOT_INO, b"a")):
         with pytest.raises(ExistsError):
@@ -394,7 +394,7 @@ def test_reading_begins_with_dot_and_dotdot(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_stays_is_seen_once_whatever_comes_and_goes(tree: Tree, seed: int) -> None:
+def test_readdir_shows_a_lasting_name_once(tree: Tree, seed: int) -> None:
     dice = random.Random(seed)
     stay = [b"stay%d" % number for number in range(60)]
     for name in stay:

@@ -80,7 +80,7 @@ def tier(request: pytest.FixtureRequest, made: World) -> Tier:
     return next(tier for tier in made.tiers if tier.name == request.param)
 
 
-def test_what_is_sealed_goes_up_with_all_that_is_known_of_it(
+def test_sealed_object_is_uploaded_with_its_metadata(
     made: World, store: MemoryStore, tier: Tier
 ) -> None:
     async def case() -> None:
@@ -140,7 +140,7 @@ def test_an_object_waits_for_its_time_unless_it_is_written_through(made: World) 
     trio.run(case)
 
 
-def test_what_is_not_to_be_in_the_bucket_is_not(made: World, store: MemoryStore) -> None:
+def test_object_without_s3_media_is_not_uploaded(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         made.namespace("n", media="ram+nvme")
         await made.make_file(b"n/a", A)
@@ -201,9 +201,7 @@ def test_an_unlink_deletes_and_a_new_file_of_the_name_takes_it_back(
     trio.run(case)
 
 
-def test_what_is_unlinked_while_it_is_open_leaves_the_bucket(
-    made: World, store: MemoryStore
-) -> None:
+def test_object_unlinked_while_open_leaves_the_bucket(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
@@ -278,7 +276,7 @@ def test_a_directory_moves_with_all_below_it(made: World, store: MemoryStore) ->
     trio.run(case)
 
 
-def test_what_leaves_for_a_namespace_without_the_bucket_leaves_it(
+def test_object_moved_to_a_namespace_without_s3_leaves_the_bucket(
     made: World, store: MemoryStore
 ) -> None:
     async def case() -> None:
@@ -346,7 +344,7 @@ def test_mode_owner_and_time_go_up_without_the_bytes(
     trio.run(case)
 
 
-def test_what_is_looked_at_is_not_uploaded_again(made: World) -> None:
+def test_read_object_is_not_uploaded_again(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
@@ -424,7 +422,7 @@ def test_a_catalog_that_does_not_know_what_was_said_says_nothing_new(
 
 
 @pytest.mark.parametrize("what", ["name", "mode"])
-def test_what_is_large_is_copied_in_parts(
+def test_large_object_is_copied_in_parts(
     made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(uploading, "WHOLE", MIB)
@@ -587,7 +585,7 @@ async def _nothing() -> None:
         ("rewrite", {"@0/a": B}),
     ],
 )
-def test_what_changes_while_it_goes_up_ends_right(
+def test_object_changed_during_its_upload_ends_right(
     made: World, store: MemoryStore, happening: str, left: dict[str, bytes]
 ) -> None:
     async def case() -> None:
@@ -670,7 +668,7 @@ def test_a_lost_race_for_a_name_leaves_nothing_under_the_old_one(
 @pytest.mark.parametrize("what", ["mode", "name"])
 @pytest.mark.parametrize("here", [True, False])
 @pytest.mark.parametrize("theirs", [None, B])
-def test_what_others_change_while_it_is_described_anew_follows_the_bucket(
+def test_object_changed_by_others_during_a_metadata_copy_follows_the_bucket(
     made: World, store: MemoryStore, what: str, theirs: bytes | None, *, here: bool
 ) -> None:
     async def case() -> None:
@@ -697,7 +695,7 @@ def test_what_others_change_while_it_is_described_anew_follows_the_bucket(
     trio.run(case)
 
 
-def test_what_others_unlink_in_the_moment_it_went_up_goes_up_again(
+def test_object_unlinked_by_others_after_its_upload_is_uploaded_again(
     made: World, store: MemoryStore
 ) -> None:
     async def case() -> None:
@@ -718,7 +716,7 @@ def test_what_others_unlink_in_the_moment_it_went_up_goes_up_again(
 @pytest.mark.parametrize(
     "error", [OutageError("out"), ThrottledError("slow"), RefusedError("no"), WrongBytesError("x")]
 )
-def test_what_fails_stays_dirty_and_goes_up_later(
+def test_failed_upload_stays_dirty_and_is_retried(
     made: World, store: MemoryStore, error: Exception, *, late: bool
 ) -> None:
     async def case() -> None:
@@ -865,7 +863,7 @@ def test_a_catalog_that_never_had_a_bucket_has_no_marks(tmp_path: Path) -> None:
 # Room
 
 
-def test_what_the_bucket_has_leaves_the_tiers_and_keeps_its_name(
+def test_uploaded_object_leaves_the_tiers_and_keeps_its_name(
     made: World, store: MemoryStore, tier: Tier
 ) -> None:
     async def case() -> None:
@@ -891,7 +889,7 @@ def test_what_the_bucket_has_leaves_the_tiers_and_keeps_its_name(
     trio.run(case)
 
 
-def test_what_is_dirty_is_no_victim(made: World) -> None:
+def test_dirty_object_is_no_victim(made: World) -> None:
     async def case() -> None:
         assert made.nvme is not None
         await made.store(b"a", A, made.nvme)
@@ -1052,7 +1050,7 @@ def test_an_upload_whose_answer_was_lost_leaves_nothing_behind(
     trio.run(after)
 
 
-def test_what_another_node_put_there_meanwhile_is_not_deleted_for_an_attempt(
+def test_object_of_another_node_is_not_deleted_for_a_failed_upload(
     made: World, store: MemoryStore
 ) -> None:
     async def case() -> None:

@@ -41,7 +41,7 @@ def results(*copies: Copy) -> list[str | OSError]:
 
 @pytest.mark.parametrize("direct", [False, True], ids=["buffered", "direct"])
 @pytest.mark.parametrize("size", SIZES)
-def test_one_flipped_bit_anywhere_is_found(tmp_path: Path, size: int, *, direct: bool) -> None:
+def test_flipped_bit_is_found_anywhere(tmp_path: Path, size: int, *, direct: bool) -> None:
     content = random.Random(size).randbytes(size)
     copy = made(tmp_path / "a", content, direct=direct)
     assert results(copy) == [""]

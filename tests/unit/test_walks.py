@@ -38,7 +38,7 @@ async def tree(made: World, path: bytes) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 16])
-def test_nothing_of_a_dropped_tree_is_left(
+def test_cleared_tree_leaves_no_record(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds no matter which names of one file come in the same step."""
@@ -118,7 +118,7 @@ def test_a_walk_waits_for_the_trash(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run(case, tmp_path)
 
 
-def test_what_is_being_opened_is_left_for_later(tmp_path: Path) -> None:
+def test_object_that_is_being_opened_is_cleared_later(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a")
         inode = await made.make_file(b"a/x", BYTES)

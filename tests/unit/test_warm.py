@@ -65,7 +65,7 @@ def test_a_tree_comes_whole(made: World) -> None:
     run(case)
 
 
-def test_what_is_compressed_on_nvme_comes_to_ram(made: World) -> None:
+def test_object_compressed_on_nvme_is_warmed_to_ram(made: World) -> None:
     async def case() -> None:
         made.tell(".", compression="nvme")
         content = b"1" * transfers.PACKED_LEAST
@@ -82,7 +82,7 @@ def test_what_is_compressed_on_nvme_comes_to_ram(made: World) -> None:
     run(case)
 
 
-def test_what_only_nvme_has_comes_to_ram(made: World) -> None:
+def test_object_only_on_nvme_is_warmed_to_ram(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", A, made.nvme)
         found = await warmed(made, inode.ino)
@@ -103,7 +103,7 @@ def test_without_a_bucket_it_is_from_nvme_to_ram(tmp_path: Path) -> None:
         run(lambda: case(made))
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_objects_that_do_not_fit_are_counted_with_their_reason(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inodes = await spilled(made, [b"%08d" % n for n in range(12)], MIB // 16)
         found = await warmed(made, ROOT_INO)
@@ -169,7 +169,7 @@ def test_opens_go_before_it(made: World) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["down", "unlinked", "written", "gone"])
-def test_what_cannot_come_has_a_reason(made: World, trouble: str) -> None:
+def test_object_that_cannot_be_warmed_has_a_reason(made: World, trouble: str) -> None:
     async def case() -> None:
         assert made.bucket is not None
         (inode,) = await spilled(made, [b"a"])
