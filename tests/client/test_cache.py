@@ -58,7 +58,7 @@ def test_a_file_is_the_bytes_of_the_tensor_and_no_more(cache: PrefixCache) -> No
         assert path_of(cache, at).read_bytes() == bytes(GIVEN[at].view(torch.uint8).flatten())
 
 
-def test_another_prompt_shares_what_is_the_same(cache: PrefixCache) -> None:
+def test_prompts_share_their_common_blocks(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN)
     other = [*TOKENS[:22], 7, *TOKENS[23:]]  # differs in the sixth block
     assert cache.match(other).blocks == 5
@@ -118,7 +118,7 @@ def test_strided_blocks_are_saved_as_they_are(cache: PrefixCache) -> None:
     assert torch.equal(stacked(cache.load(TOKENS).tensors), GIVEN)
 
 
-def test_a_hole_shortens_what_is_loaded(cache: PrefixCache) -> None:
+def test_load_ends_before_a_missing_block(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN)
     path_of(cache, 6).unlink()
     for loaded in (cache.load(TOKENS, torch.empty_like(GIVEN)), cache.load(TOKENS, mode="mmap")):
@@ -251,7 +251,7 @@ def test_after_a_fork(cache: PrefixCache) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_prefetch_opens_what_is_there(cache: PrefixCache) -> None:
+def test_prefetch_opens_the_cached_blocks(cache: PrefixCache) -> None:
     cache.save(TOKENS, GIVEN[:8])
     assert cache.prefetch(TOKENS).result() == 8
     assert cache.stats.as_dict()["blocks_prefetched"] == 8

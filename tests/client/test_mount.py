@@ -41,7 +41,7 @@ def test_saved_and_loaded(kv: Mounted, storage: str) -> None:
     assert not list((kv.path / "llama").glob("*/*.tmp"))
 
 
-def test_the_namespace_says_whose_it_is(kv: Mounted) -> None:
+def test_namespace_has_the_fingerprint_as_attribute(kv: Mounted) -> None:
     path = kv.path / "llama"
     PrefixCache(path, SPEC, create=True).close()
     assert os.getxattr(path, "user.kvfs.fingerprint").decode() == str(SPEC.fingerprint)
@@ -158,7 +158,7 @@ def test_pinned_blocks(kv: Mounted) -> None:
             assert {os.getxattr(path, "user.kvfs.pin") for path in files} <= {word}
 
 
-def test_mapped_tensors_outlive_what_is_dropped(mount: Mount) -> None:
+def test_mapped_tensors_outlive_their_dropped_objects(mount: Mount) -> None:
     kv = mount("ram=32M")
     with PrefixCache(kv.path / "llama", LARGE, create=True) as cache:
         given = blocks_of(TOKENS, LARGE)

@@ -87,7 +87,7 @@ def test_a_block_is_the_same_in_every_layout(cache: PrefixCache, written: str, r
     assert torch.equal(bytes_of(target, others), before)
 
 
-def test_pages_of_what_is_gone_are_named_and_left_alone(cache: PrefixCache) -> None:
+def test_pages_of_missing_blocks_are_named_and_unchanged(cache: PrefixCache) -> None:
     layers = memory_of("tokens first")
     keys = cache.spec.keys(TOKENS)[:4]
     mover = Mover(cache, PagedMemory(layers, PAGES), staging_bytes=1 << 20)

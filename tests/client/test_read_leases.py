@@ -218,7 +218,7 @@ def _load_until_refused(cache: PrefixCache) -> bool:
             return "is closed" in str(error)
 
 
-def test_an_answer_that_nobody_took_is_not_taken_for_another(
+def test_late_answer_is_not_taken_for_the_next_one(
     kv: Mounted, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its blocks would not be those of the request."""

@@ -159,7 +159,7 @@ def test_fewer_bits(tmp_path: Path, storage: str) -> None:
         assert torch.equal(torch.stack(list(cache.load(LONG).tensors)), first)
 
 
-def test_stored_bytes_that_nobody_wrote_are_a_miss(
+def test_malformed_stored_bytes_are_a_miss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = Spec(model="m", revision="r", dtype="bfloat16", axes=SPEC.axes, storage="fp8")

@@ -333,7 +333,9 @@ def test_a_directory_of_another_model_is_refused(prefixes: PrefixCache) -> None:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, PreTrainedConfig) else "",
 )
-def test_models_whose_caches_are_not_all_keys_and_values(of: PreTrainedConfig, reason: str) -> None:
+def test_models_with_other_caches_than_keys_and_values_are_refused(
+    of: PreTrainedConfig, reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason):
         spec_of(of, dtype="float32", **WHOSE)
 

@@ -41,7 +41,7 @@ def test_each_way_alone_can_be_pasted(mounted: Mounted, engine: str) -> None:
         assert not only.stderr
 
 
-def test_both_ways_with_what_each_gives(mounted: Mounted) -> None:
+def test_connect_prints_the_file_and_the_native_configuration(mounted: Mounted) -> None:
     place = mounted.path / "both"
     files = kvfs("ns", "create", place, "--for", "sglang-file", QUOTA).stdout
     both = kvfs("connect", "sglang", place)

@@ -84,7 +84,7 @@ def test_a_private_cache_keeps_every_byte(
 
 
 @direct
-def test_a_private_cache_removes_what_it_wrote(
+def test_private_cache_removes_its_own_files(
     mounted: Mounted, client: Client, flags: tuple[str, ...]
 ) -> None:
     """local_disk stores, reads back and unlinks all of a set larger than the RAM tier."""

@@ -70,7 +70,7 @@ def test_lmcache_is_found_by_other_processes_and_after_a_remount(
     assert files_below(lmcache.place) == []
 
 
-def test_lmcache_misses_what_is_gone_and_all_behind_it(
+def test_lmcache_misses_a_removed_chunk_and_all_after_it(
     tight: Mounted, client: Client, tmp_path: Path
 ) -> None:
     """The test unlinks each chunk in turn: the prefix ends there, and the others are right."""
@@ -161,7 +161,9 @@ def test_sglangs_older_interface(tight: Mounted, client: Client, tmp_path: Path)
     assert sglang.run(*old, "--reader")["found"] == 40
 
 
-def test_sglang_finds_what_all_ranks_have(tight: Mounted, client: Client, tmp_path: Path) -> None:
+def test_sglang_matches_pages_that_all_ranks_have(
+    tight: Mounted, client: Client, tmp_path: Path
+) -> None:
     sglang = SGLang(tight, client, tmp_path / "sglang.sh")
     ranks = ("--ranks", "2", "--keep", "--pages", "40")
     assert sglang.run(*ranks, "--rank", "0", "--lossy")["found"] == 0

@@ -14,7 +14,7 @@ COMMAND = re.compile(r"\s*(\$ |kvfs |\.venv/|scripts/|mount |curl |systemctl |ap
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_commands_do_what_they_say(name: str, tmp_path: Path) -> None:
+def test_documented_commands_print_the_documented_output(name: str, tmp_path: Path) -> None:
     shown = commands.commands((commands.ROOT / name).read_text())
     if shown:
         wrong = commands.run(name, shown, tmp_path)

@@ -286,7 +286,7 @@ def test_the_catalogs_disk_does_not_take_writes(mount: Mount, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("rule", [SILENT, SICK], ids=["silent", "sick"])
-def test_an_unmount_gives_up_what_it_cannot_write_back(
+def test_unmount_gives_up_objects_that_it_cannot_write_back(
     kv: Mounted, faults: Faults, rule: dict[str, dict[str, float]]
 ) -> None:
     two_places(kv)

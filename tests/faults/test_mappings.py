@@ -107,7 +107,7 @@ def test_a_takeover_does_not_end_the_writing(kv: Mounted, file: Path, mapped: Ma
     check(kv, file, mapped)
 
 
-def test_a_truncating_open_empties_what_is_mapped(file: Path, mapped: Mapped) -> None:
+def test_truncating_open_empties_the_mapping(file: Path, mapped: Mapped) -> None:
     mapped.write(b"before")
     file.write_bytes(b"1" * SIZE)
     assert mapped.read(6) == b"111111"

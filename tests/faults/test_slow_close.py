@@ -48,7 +48,7 @@ def test_a_backing_id_that_was_closed_is_given_to_nobody(kv: Mounted) -> None:
     use_unlinked(kv, open_while_it_closes(kv, "fuse.backing.closed=kill@1;tiers.rename=delay:30@1"))
 
 
-def test_a_backing_id_that_nobody_has_any_more_is_closed(kv: Mounted) -> None:
+def test_unused_backing_id_is_closed(kv: Mounted) -> None:
     """The daemon dies with the new open done by another id.
 
     A search for mappings must not find the old.

@@ -201,7 +201,7 @@ def test_a_file_gets_its_name_from_the_daemon_that_took_over(
     check_sound(kv)
 
 
-def test_a_file_whose_namespace_was_dropped_gets_no_name(kv: Mounted) -> None:
+def test_file_of_a_dropped_namespace_gets_no_name(kv: Mounted) -> None:
     """A file created inside gets no name either, and a death between changes nothing."""
     descriptor = waiting(kv)
     ready(kv)

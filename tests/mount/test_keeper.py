@@ -291,7 +291,7 @@ def test_an_upgrade_with_other_options_is_refused(kv: Mounted, options: str, wor
     assert kv.status()["daemon_pid"] == before["daemon_pid"]
 
 
-def test_an_upgrade_of_what_is_not_mounted_is_refused(tmp_path: Path) -> None:
+def test_upgrade_without_a_mount_is_refused(tmp_path: Path) -> None:
     done = kvfs("upgrade", tmp_path)
     assert done.returncode == 2
     assert "is not a mount point" in done.stderr

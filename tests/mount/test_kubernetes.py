@@ -108,7 +108,7 @@ def test_rules_are_those_of_the_document(tmp_path: Path) -> None:
     assert [endpoint["port"] for endpoint in monitor["endpoints"]] == ports
 
 
-def test_no_credential_is_in_what_is_rendered() -> None:
+def test_rendered_chart_has_no_credential() -> None:
     one = container(rendered(EVERYTHING))
     assert one["envFrom"] == [{"secretRef": {"name": "bucket"}}]
     assert {variable["name"] for variable in one["env"]} == {"MOUNTPOINT", "OPTIONS"}

@@ -164,7 +164,7 @@ def test_a_daemon_that_does_not_answer_is_a_sample(mount: Mount, port: int) -> N
     until(port, "kvfs_up", 1)
 
 
-def test_a_unix_socket_is_for_who_mounted(mount: Mount, tmp_path: Path) -> None:
+def test_metrics_socket_answers_the_mounting_user_only(mount: Mount, tmp_path: Path) -> None:
     path = tmp_path / "m.sock"
     kv = mount("ram=64M,metrics={tmp}/m.sock")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -207,7 +207,7 @@ def test_an_address_that_is_taken_refuses_the_mount(tmp_path: Path, port: int) -
         assert f"metrics=127.0.0.1:{port} cannot be listened on" in refused(tmp_path, str(port))
 
 
-def test_a_socket_where_somebody_listens_refuses_the_mount(tmp_path: Path) -> None:
+def test_metrics_socket_in_use_refuses_the_mount(tmp_path: Path) -> None:
     path = tmp_path / "m.sock"
     with socket.create_server(str(path), family=socket.AF_UNIX):
         assert "another process listens there" in refused(tmp_path, str(path))
@@ -339,7 +339,7 @@ def test_prometheus_scrapes_it_and_an_alert_fires(
     wait_for(evaluated, "each rule is evaluated without an error")
 
 
-def test_prometheus_evaluates_what_the_dashboard_draws(
+def test_prometheus_evaluates_the_queries_of_the_dashboard(
     mount: Mount, port: int, prometheus: Callable[[int], Api]
 ) -> None:
     kv = mount(f"ram=64M,nvme={{tmp}}/nvme,nvme_size=1G,metrics={port}")

@@ -74,7 +74,7 @@ def test_promote_after_0_promotes_nothing(mount: Mount) -> None:
     assert kv.idle()["counters"]["promoted"] == 0
 
 
-def test_a_full_nvme_drops_what_was_used_longest_ago(mount: Mount) -> None:
+def test_full_nvme_drops_the_least_recently_used_objects(mount: Mount) -> None:
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
     digests = {number: write(kv, number) for number in range(20)}
     kv.idle()
@@ -148,7 +148,7 @@ def test_enospc_only_when_nothing_may_be_dropped(mount: Mount) -> None:
     assert digest(kv, 99) == hashlib.sha256(content(99)).hexdigest()
 
 
-def test_a_file_that_outgrows_what_was_expected_gets_room(mount: Mount) -> None:
+def test_file_that_outgrows_its_expected_size_gets_room(mount: Mount) -> None:
     kv = mount("ram=256M,nvme={tmp}/nvme,nvme_size=1G")
     for number in range(3):
         (kv.path / f"small{number}.bin").write_bytes(b"x" * 4096)

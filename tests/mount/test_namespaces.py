@@ -195,7 +195,7 @@ def test_setting_may_need_a_setting_that_is_already_there(kv: Mounted) -> None:
     assert shown(a)["settings"]["eviction"] == "ttl"
 
 
-def test_a_connectors_namespace_prints_what_to_paste(kv: Mounted) -> None:
+def test_ns_create_for_a_connector_prints_its_configuration(kv: Mounted) -> None:
     text = ns("create", kv.path / "a", "--for", "lmcache-local-disk", "quota_hard=100M")
     assert f"{kv.path}/a" in text
     assert shown(kv.path / "a")["settings"]["eviction"] == "never"
@@ -251,7 +251,7 @@ def test_an_attribute_that_is_refused_is_explained_in_the_log(kv: Mounted) -> No
     refused(errno.EINVAL, os.removexattr, kv.path / "a", "user.kvfs.version")
 
 
-def test_a_templates_file_says_what_a_new_directory_is(mount: Mount, tmp_path: Path) -> None:
+def test_templates_give_the_settings_of_a_new_directory(mount: Mount, tmp_path: Path) -> None:
     file = tmp_path / "namespaces.toml"
     file.write_text('[namespace."tmp-*"]\nttl = "1h"\n[namespace."*"]\nquota_hard = "10M"\n')
     kv = mount("ram=64M,namespaces={tmp}/namespaces.toml")

@@ -118,7 +118,9 @@ def test_a_hard_quota_holds_while_files_are_written(mount: Mount, tier: str, mod
 
 
 @pytest.mark.parametrize(("tier", "mode"), CASES)
-def test_growing_files_take_nothing_from_who_has_less(mount: Mount, tier: str, mode: str) -> None:
+def test_growing_files_take_no_room_from_smaller_namespaces(
+    mount: Mount, tier: str, mode: str
+) -> None:
     """Also without a quota, the namespace furthest over its share gives room."""
     kv = mount(f"{tier},{mode}")
     kv.allow_log(LOST)
@@ -188,7 +190,7 @@ def test_open_of_a_cut_off_file_fails(mount: Mount, mode: str) -> None:
         assert path.read_bytes() == b"another"
 
 
-def test_readers_of_what_was_cut_off_keep_none_of_its_bytes(mount: Mount) -> None:
+def test_readers_of_a_cut_off_file_keep_none_of_its_bytes(mount: Mount) -> None:
     """Its writer has left before the daemon's next check, so that nothing is emptied later."""
     kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M")
     kv.allow_log(LOST)
@@ -206,7 +208,7 @@ def test_readers_of_what_was_cut_off_keep_none_of_its_bytes(mount: Mount) -> Non
         within(kv, 4 * M)
 
 
-def test_a_daemon_that_takes_over_keeps_what_was_cut_off_so(mount: Mount) -> None:
+def test_cut_off_file_stays_cut_off_after_a_takeover(mount: Mount) -> None:
     kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M")
     kv.expect_log("is cut off")
     space = namespace(kv, "space", quota_hard="4M")
@@ -222,7 +224,7 @@ def test_a_daemon_that_takes_over_keeps_what_was_cut_off_so(mount: Mount) -> Non
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_file_brings_what_it_has_where_it_is_renamed_to(mount: Mount, mode: str) -> None:
+def test_renamed_open_file_counts_in_its_new_namespace(mount: Mount, mode: str) -> None:
     kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
     kv.allow_log(LOST)
     space = namespace(kv, "space", quota_hard="4M")
@@ -446,7 +448,7 @@ def counts(kv: Mounted) -> int:
 
 @pytest.mark.parametrize("unlink", [True, False], ids=["unlinked", "dropped"])
 @pytest.mark.parametrize("tier", TIERS)
-def test_mappings_of_what_is_gone_count(mount: Mount, tier: str, *, unlink: bool) -> None:
+def test_mappings_of_unlinked_files_count(mount: Mount, tier: str, *, unlink: bool) -> None:
     """Files that only a mapping keeps count for the hard quota, and for the tier."""
     kv = mount(f"{tier},allow_other")
     kv.allow_log(LOST)
@@ -494,7 +496,7 @@ def fits(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_mappings_take_nothing_from_who_has_less(mount: Mount, tier: str) -> None:
+def test_mappings_take_no_room_from_smaller_namespaces(mount: Mount, tier: str) -> None:
     """Without a quota the tiers bound mappings. Other namespaces keep their share."""
     kv = mount(f"{tier},allow_other")
     kv.allow_log(LOST)

@@ -120,7 +120,7 @@ def test_an_unmount_writes_back_compressed_and_the_next_mount_reads_it(mount: Mo
     assert "compression=nvme: what only NVMe has is read through RAM" in kv.log.read_text()
 
 
-def test_a_mount_without_ram_reads_what_one_with_ram_has_compressed(mount: Mount) -> None:
+def test_mount_without_ram_reads_compressed_copies(mount: Mount) -> None:
     kv = mount(SMALL)
     begin(kv)
     (kv.path / "n" / "0.bin").write_bytes(bf16(0))

@@ -178,7 +178,7 @@ def test_a_takeover_is_said_and_the_page_goes_on(mount: Mount, port: int) -> Non
         wait_for(lambda: text(driver, "#problem") == "", "all is well")
 
 
-def test_a_unix_socket_is_for_who_mounted(mount: Mount, tmp_path: Path) -> None:
+def test_page_socket_answers_the_mounting_user_only(mount: Mount, tmp_path: Path) -> None:
     path = tmp_path / "web.sock"
     kv = mount("ram=64M,web={tmp}/web.sock")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

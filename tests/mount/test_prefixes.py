@@ -141,7 +141,7 @@ def test_kvfs_match(mount: Mount, tmp_path: Path) -> None:
     assert "fingerprint='other': expected what kvfs.client" in match("--tokens", str(file))
 
 
-def test_a_tree_is_removed_by_who_holds_its_directories(mount: Mount) -> None:
+def test_tree_with_held_directories_is_removed(mount: Mount) -> None:
     # `rm -r` opens a directory, unlinks what is in it and asks for its attributes, while others of
     # its kind go by themselves because their block has.
     kv = mount("ram=16M,nvme={tmp}/nvme,nvme_size=48M")
@@ -164,7 +164,7 @@ def test_a_tree_is_removed_by_who_holds_its_directories(mount: Mount) -> None:
         wait_for(lambda: not list(space.iterdir()), "all went")
 
 
-def test_directories_that_nobody_has_looked_at_leave_nothing(mount: Mount) -> None:
+def test_directories_that_were_never_looked_up_leave_nothing(mount: Mount) -> None:
     # Nobody says that he has forgotten what he never knew.
     kv = mount("ram=16M,nvme={tmp}/nvme,nvme_size=48M")
     space = namespace(kv)

@@ -397,7 +397,7 @@ def test_a_namespace_that_is_dropped(kv: Mounted) -> None:
     wait_for(lambda: not kv.status()["objects"], "all of it has gone")
 
 
-def test_status_of_what_is_lent(kv: Mounted) -> None:
+def test_status_counts_leases(kv: Mounted) -> None:
     space, keys = namespace(kv), chain(1)
     write(space, keys)
     kv.idle()

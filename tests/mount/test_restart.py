@@ -82,7 +82,7 @@ def test_umount_and_mount_keep_names_numbers_bytes_and_attributes(kv: Mounted) -
     assert os.getxattr(kv.path / "2.bin", "user.x") == b"value"
 
 
-def test_umount_writes_back_what_only_ram_holds_and_returns_the_memory(kv: Mounted) -> None:
+def test_umount_writes_back_ram_and_returns_the_memory(kv: Mounted) -> None:
     digests = fill(kv, 8, 8 * MIB)
     status = kv.idle()
     assert status["tiers"]["ram"]["objects"] > status["tiers"]["nvme"]["objects"]
@@ -93,7 +93,7 @@ def test_umount_writes_back_what_only_ram_holds_and_returns_the_memory(kv: Mount
     assert {name: digest(kv.path / name) for name in digests} == digests
 
 
-def test_umount_now_loses_what_only_ram_holds_and_nothing_else(kv: Mounted) -> None:
+def test_umount_now_loses_objects_only_in_ram_and_no_others(kv: Mounted) -> None:
     digests = fill(kv, 8, 8 * MIB)
     kv.idle()
     in_ram = kv.status()["objects"] - kv.status()["tiers"]["nvme"]["objects"]
@@ -185,7 +185,7 @@ def duplicates(status: dict[str, dict[str, dict[str, int]]]) -> int:
     return copies - int(str(status["objects"]))
 
 
-def test_after_a_reboot_names_whose_bytes_are_gone_are_gone(kv: Mounted) -> None:
+def test_reboot_removes_names_of_objects_only_in_ram(kv: Mounted) -> None:
     kv.expect_log("copies are verified before use")
     digests = fill(kv, 12, 24 * MIB)  # more than RAM: some are on NVMe
     status = kv.idle()

@@ -110,7 +110,7 @@ def test_a_daemon_that_takes_over_opens_it_as_little(mount: Mount) -> None:
     assert len(kept(kv)) == 1
 
 
-def test_a_check_beside_the_mount_gives_up_what_is_open_too(mount: Mount) -> None:
+def test_check_beside_the_mount_drops_wrong_open_copies_too(mount: Mount) -> None:
     kv = mount(OPTIONS)
     on_nvme(kv)
     wrong = rot(kv)
@@ -125,7 +125,7 @@ def test_a_check_beside_the_mount_gives_up_what_is_open_too(mount: Mount) -> Non
 
 
 @pytest.mark.parametrize("passthrough", ["auto", "off"])
-def test_the_first_open_after_a_mount_finds_what_rotted(mount: Mount, passthrough: str) -> None:
+def test_first_open_after_a_mount_finds_a_rotten_copy(mount: Mount, passthrough: str) -> None:
     kv = mount(f"{OPTIONS},passthrough={passthrough}")
     contents = {name: on_nvme(kv, name) for name in ("a.kv", "b.kv")}
     rot(kv)

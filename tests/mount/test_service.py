@@ -70,7 +70,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
         systemd.end()
 
 
-def test_systemd_finds_no_fault_with_what_is_installed(service: Service) -> None:
+def test_systemd_verifies_the_installed_units(service: Service) -> None:
     systemd = service.systemd
     units = Path("/etc/systemd/system")
     systemd.run("cp", UNITS / "mnt-kv.mount.sample", units / "mnt-kv.mount")

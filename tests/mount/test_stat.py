@@ -62,7 +62,7 @@ def test_a_file_while_it_is_written_and_afterwards(kv: Mounted) -> None:
     assert "eviction=lru" in shown.stdout
 
 
-def test_blocks_that_are_pinned_and_what_is_no_file(kv: Mounted) -> None:
+def test_stat_of_pinned_blocks_and_of_directories(kv: Mounted) -> None:
     space = kv.path / "v"
     assert run("ns", "create", space, "--for", "vllm-fs", "eviction=lru").returncode == 0
     name = "m_0123456789ab_r{rank}/000/00_g0/0000000000001eef.bin"

@@ -66,7 +66,9 @@ def test_a_directory_that_was_unmounted(before: Path, mount: Mount) -> None:
     fsck(kv.path)
 
 
-def test_a_directory_whose_daemon_was_killed(before: Path, mount: Mount) -> None:
+def test_directory_of_a_killed_daemon_of_the_version_before_mounts(
+    before: Path, mount: Mount
+) -> None:
     """Objects that only RAM had are misses, and so is a file without its end."""
     shown = expected(before, "killed")
     fsck(before / "killed")

@@ -297,7 +297,7 @@ def test_descriptor_after_done_waits_for_the_readers(kv: Mounted) -> None:
     in_order(kv)
 
 
-def test_done_with_what_was_opened(kv: Mounted) -> None:
+def test_done_of_a_read_lease_ends_it(kv: Mounted) -> None:
     """DONE ends the lease, as CLOSE does, and does not count the block as sealed."""
     space, keys = namespace(kv), chain(3)
     write(space, keys)
@@ -312,7 +312,7 @@ def test_done_with_what_was_opened(kv: Mounted) -> None:
     in_order(kv)
 
 
-def test_answers_that_nobody_takes(kv: Mounted) -> None:
+def test_blocks_of_unread_answers_go_with_the_socket(kv: Mounted) -> None:
     """The socket holds their descriptors; their blocks go when the socket does."""
     space, keys = namespace(kv), chain(64)
     with borrowing(space) as client:

@@ -81,7 +81,7 @@ def test_handles_outlive_daemons_and_servers(mount: Mount, exported: Exported) -
         check()
 
 
-def test_a_handle_of_what_is_gone_is_stale_for_ever(mount: Mount, exported: Exported) -> None:
+def test_handle_of_a_removed_file_is_stale_for_ever(mount: Mount, exported: Exported) -> None:
     """The file is unlinked, replaced, dropped, or of another file system at this path."""
     kv = mount("ram=32M,nvme={tmp}/nvme,nvme_size=32M,allow_other")
     nfs = exported(kv)

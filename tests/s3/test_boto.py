@@ -130,7 +130,7 @@ def test_each_failure_is_told_apart(
 @pytest.mark.parametrize(
     "body", [b"", b"<Error><Code/></Error>", b"<html>not found</html>", b"no such page"]
 )
-def test_a_404_of_what_is_no_store_is_no_answer(liar: Liar, body: bytes) -> None:
+def test_404_of_another_server_than_a_store_is_an_outage(liar: Liar, body: bytes) -> None:
     """The 404 of a HEAD has no body and tells nothing; a listing tells."""
     liar.answer = says(404, body)
     for ask in (

@@ -97,7 +97,7 @@ def left(store: MemoryStore) -> set[str]:
     return {key.removeprefix("p/") for key in store.objects if not key.startswith(KEYS.nodes)}
 
 
-def test_keys_of_what_no_node_has_are_garbage(
+def test_keys_of_namespaces_that_no_node_has_are_garbage(
     transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A, "x@3", had=("x@2", "gone@1"))
@@ -232,7 +232,7 @@ def test_namespaces_of_a_stale_node_count_until_it_is_forgotten(
     assert key_of(KEYS, A) in store.objects
 
 
-def test_the_record_of_who_is_forgotten_stays_while_it_explains_something(
+def test_record_of_a_forgotten_node_stays_while_it_explains_keys(
     transfers: StoreTransfers, store: MemoryStore
 ) -> None:
     node(transfers, A)
@@ -410,7 +410,7 @@ def test_failed_deletes_are_reported(store: MemoryStore) -> None:
 # Records
 
 
-def test_a_record_remembers_what_was_there(transfers: StoreTransfers) -> None:
+def test_record_remembers_former_namespaces(transfers: StoreTransfers) -> None:
     for key in ("p/x@1/a", "p/y@1/a"):
         transfers.store.put(key, b"", {}, once=False)
     for has in (("x@1", "y@1", "z@1"), ("x@2", "z@1"), ("x@3",)):

@@ -67,7 +67,7 @@ def test_two_names_have_two_keys(one: ObjectName, other: ObjectName) -> None:
 
 
 @given(anything)
-def test_whatever_is_parsed_is_what_kvfs_writes(text: str) -> None:
+def test_parsed_keys_are_written_unchanged(text: str) -> None:
     for prefix in ("", "p/"):
         name = Keys(prefix).parse(prefix + text)
         assert name is None or Keys(prefix).of(name) == prefix + text
@@ -80,7 +80,7 @@ def test_escapes(data: bytes) -> None:
 
 
 @given(names, parts)
-def test_a_directory_is_what_the_keys_in_it_begin_with(name: ObjectName, last: bytes) -> None:
+def test_directory_is_the_start_of_its_keys(name: ObjectName, last: bytes) -> None:
     keys = Keys("p/")
     within = name._replace(path=name.path + b"/" + last)
     if keys.record(within) is None:

@@ -192,7 +192,7 @@ def test_deaths_in_the_middle_of_uploads_leave_nothing_half_made(
     assert (kv.path / "large").read_bytes() == LARGE
 
 
-def test_a_restart_finds_what_is_not_uploaded(made: Make, s3: Server, bucket: str) -> None:
+def test_restart_finds_objects_that_are_not_uploaded(made: Make, s3: Server, bucket: str) -> None:
     kv = made()
     subprocess.run([*KVFS, "set", str(kv.path), "s3_delay=1000"], check=True)
     for number in range(20):

@@ -129,7 +129,7 @@ SLACK = 8.0  # s that a busy machine may add to it
 
 
 @pytest.mark.parametrize("how", ["hangs", "dies"])
-def test_users_of_what_is_here_do_not_notice_an_outage(
+def test_local_objects_are_served_during_an_outage(
     made: Make, own: Server, own_bucket: str, how: str
 ) -> None:
     kv = made()
@@ -225,7 +225,7 @@ def test_an_unmount_does_not_wait_for_a_store_that_hangs(
     assert wait_for(lambda: read_or_none(away / "gone"), "it is back") == SMALL
 
 
-def test_writers_wait_at_the_bound_and_nobody_else(made: Make, own: Server) -> None:
+def test_only_writers_wait_at_the_bound_of_dirty_bytes(made: Make, own: Server) -> None:
     kv = made("s3_wait=4,s3_dirty=1M")
     kv.expect_log("1048576 bytes wait for their upload, which is the most: writers wait for it")
     (kv.path / "here").write_bytes(OTHER)

@@ -92,7 +92,7 @@ def test_no_secret_is_shown(
             assert word.encode() not in text, where
 
 
-def test_log_and_sockets_are_for_who_mounted(mount: Mount) -> None:
+def test_log_and_sockets_are_private_to_the_mounting_user(mount: Mount) -> None:
     """This holds with any umask at the mount, because the log has names."""
     before = os.umask(0)
     try:

@@ -114,7 +114,7 @@ def test_ranges(store: Store) -> None:
         get(store, "a", len(data), 1)
 
 
-def test_a_peek_is_the_first_bytes_and_what_head_says(store: Store) -> None:
+def test_peek_returns_the_first_bytes_and_the_head(store: Store) -> None:
     data = bytes(range(256)) * 40
     etag = store.put("a", data, {"kvfs-x": "1"}, once=True)
     head, first = store.peek("a", 100, etag=etag)
@@ -127,7 +127,7 @@ def test_a_peek_is_the_first_bytes_and_what_head_says(store: Store) -> None:
         store.peek("nothing", 100, etag=etag)
 
 
-def test_a_range_of_what_has_changed_is_refused(store: Store) -> None:
+def test_range_of_a_changed_object_is_refused(store: Store) -> None:
     etag = put(store, "a", b"one")
     assert get(store, "a", 0, 3, etag) == b"one"
     put(store, "a", b"two")
@@ -185,7 +185,7 @@ def test_list_goes_on_where_a_page_ended(store: Store, limit: int) -> None:
     assert list(pages(store, "nothing/", limit)) == []
 
 
-def test_a_listing_says_what_head_says(store: Store) -> None:
+def test_listing_agrees_with_head(store: Store) -> None:
     etag = put(store, "a", b"123")
     [entry] = store.list("a").entries
     assert (entry.key, entry.size, entry.etag) == ("a", 3, etag)
@@ -286,7 +286,7 @@ def test_parts_that_are_not_there_make_no_object(store: Store) -> None:
     store.abort("big", upload_id)
 
 
-def test_an_upload_that_nobody_knows(store: Store) -> None:
+def test_unknown_upload_is_refused(store: Store) -> None:
     with pytest.raises(NoUploadError):
         store.put_part("big", "no-such-upload", 1, b"data")
     with pytest.raises(StoreError):

@@ -91,7 +91,7 @@ def test_an_absent_name_is_asked_for_once_a_second(two: Two) -> None:
     assert s3_of(b)["lookups"] == asked
 
 
-def test_a_listing_shows_what_both_have(two: Two) -> None:
+def test_listing_shows_objects_of_both_nodes(two: Two) -> None:
     a, b = two()
     (a.path / "d").mkdir()
     for number in range(50):

@@ -48,7 +48,7 @@ def fsck(kv: Mounted) -> None:
     assert (done.returncode, json.loads(done.stdout)["findings"]) == (0, []), done.stdout
 
 
-def test_a_directory_whose_objects_only_the_bucket_has(
+def test_directory_with_objects_only_in_the_bucket_mounts(
     before: Path, mount: Mount, options: str
 ) -> None:
     shown = json.loads((before / "spilled.json").read_text())

@@ -96,7 +96,7 @@ def test_a_tree_is_warmed(made: Make) -> None:
     assert [path.read_bytes() for path in paths] == [content(number) for number in range(40)]
 
 
-def test_warming_without_waiting_and_what_does_not_fit(made: Make) -> None:
+def test_warm_without_wait_and_of_too_many_objects(made: Make) -> None:
     kv = made("ram=32M,nvme_size=64M")
     kv.allow_log("writers wait for it|the NVMe tier has no room")
     big = [kv.path / "big" / str(number) for number in range(16)]
@@ -117,7 +117,7 @@ def test_warming_without_waiting_and_what_does_not_fit(made: Make) -> None:
     assert "is on no mount of kvfs" in outside.stderr
 
 
-def test_an_interrupt_ends_what_is_not_begun(made: Make) -> None:
+def test_interrupt_cancels_objects_that_are_not_begun(made: Make) -> None:
     kv = made("ram=32M,nvme_size=64M")
     paths = spilled(kv, [f"d/{number}" for number in range(400)])
     command = subprocess.Popen([*KVFS, "warm", str(kv.path / "n" / "d")], stderr=subprocess.PIPE)

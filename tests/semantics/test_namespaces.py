@@ -396,7 +396,7 @@ def test_pinned_and_never_evicted_objects_are_never_dropped(mount: Mount) -> Non
 
 
 @pytest.mark.parametrize("tier", ONE_TIER)
-def test_full_of_what_stays(mount: Mount, tier: str) -> None:
+def test_tier_full_of_unevictable_objects_is_enospc(mount: Mount, tier: str) -> None:
     kv = mount(tier)
     write(kv.path, ["a.kv"])
     kv.allow_log("is cut off")

@@ -102,7 +102,7 @@ def zipf(rng: random.Random, keys: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_tight_budget_is_spent_on_what_comes_again(seed: int) -> None:
+def test_tight_budget_is_spent_on_objects_that_come_again(seed: int) -> None:
     """Half of the objects come once, half again and again: these get most of the budget."""
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -72,7 +72,7 @@ def test_best_and_median_of_a_series() -> None:
         measure.Series(())
 
 
-def test_paired_ratios_cancel_what_slows_both() -> None:
+def test_paired_ratios_cancel_common_slowdowns() -> None:
     """The machine was ten times slower in the second round: the ratio stays 0.9."""
     base = measure.Series((10.0, 1.0, 10.0))
     slower = measure.Series((9.0, 0.9, 9.0))
@@ -104,7 +104,7 @@ def test_a_bar_holds_at_its_bound() -> None:
     assert not memory.holds(401)
 
 
-def test_a_judged_bar_says_what_was_not_measured() -> None:
+def test_judged_bar_says_if_it_was_not_measured() -> None:
     bar = measure.Bar("read", 0.95)
     assert bar.judged(1.0, "1 MiB") == {
         "bar": "read",
@@ -124,7 +124,7 @@ def test_everyone_is_first_in_turn() -> None:
     assert measure.turns(1, 7) == [0]
 
 
-def test_the_best_rival_is_the_one_whose_median_is_best() -> None:
+def test_best_rival_has_the_best_median() -> None:
     """One lucky round makes no rival the best; the ratio is that of the rounds' pairs."""
     ours = measure.Series((9.0, 18.0, 9.0))
     rivals = {

@@ -123,7 +123,7 @@ def test_a_file_that_stays_open_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacking", ["quota", "room"])
-def test_a_file_whose_close_was_answered_is_not_cut_off(tmp_path: Path, lacking: str) -> None:
+def test_flushed_file_is_not_cut_off(tmp_path: Path, lacking: str) -> None:
     """Between FLUSH and RELEASE: its writer was told that all is well."""
 
     async def case(made: World) -> None:
@@ -145,7 +145,7 @@ def test_a_file_whose_close_was_answered_is_not_cut_off(tmp_path: Path, lacking:
 
 
 @pytest.mark.parametrize("lacking", ["quota", "room"])
-def test_a_close_is_told_of_what_came_since_the_last_look(tmp_path: Path, lacking: str) -> None:
+def test_close_counts_bytes_written_since_the_last_look(tmp_path: Path, lacking: str) -> None:
     """Or a file could stay that was written and closed between two looks: of a namespace that
     loses nothing for good."""
 

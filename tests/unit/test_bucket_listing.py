@@ -147,7 +147,7 @@ def test_open_files_are_skipped_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_a_directory_of_what_nobody_finds_is_removed_in_steps(
+def test_directory_of_expired_entries_is_removed_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
     async def case(made: World) -> None:

@@ -747,7 +747,7 @@ def test_a_directory_is_listed_when_it_is_read(run: Callable[[Case], None]) -> N
 
 
 @pytest.mark.parametrize("how", ["deleted", "replaced"])
-def test_a_listing_is_held_against_what_is_here(
+def test_listing_revalidates_local_objects(
     run: Callable[[Case], None], store: MemoryStore, how: str
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -810,7 +810,7 @@ def test_an_old_listing_takes_nothing_away(
     run(case)
 
 
-def test_a_listing_leaves_what_is_open_dirty_or_of_this_node_only(
+def test_listing_keeps_open_dirty_and_local_objects(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
     async def case(one: Node, other: Node) -> None:
@@ -953,7 +953,7 @@ def test_a_namespace_is_found_in_its_greatest_version(
     run(case)
 
 
-def test_templates_say_what_a_found_namespace_is(run: Callable[[Case], None]) -> None:
+def test_templates_give_the_settings_of_a_found_namespace(run: Callable[[Case], None]) -> None:
     async def case(one: Node, other: Node) -> None:
         one.made.namespace("n", version="2")
         one.made.namespace("kept", version="2")
@@ -1067,7 +1067,9 @@ def test_keys_that_no_kvfs_has_made_are_no_names(
     run(case)
 
 
-def test_an_import_says_what_is_nowhere(run: Callable[[Case], None], store: MemoryStore) -> None:
+def test_import_counts_missing_and_foreign_keys(
+    run: Callable[[Case], None], store: MemoryStore
+) -> None:
     async def case(one: Node, other: Node) -> None:
         one.made.mkdir(b"d")
         await one.store(b"d/x", A)
@@ -1107,7 +1109,7 @@ def test_an_import_may_be_of_some_paths_and_goes_on_where_it_ended(
     run(case)
 
 
-def test_two_nodes_that_do_anything_never_read_what_nobody_wrote(
+def test_random_walks_of_two_nodes_read_only_written_bytes(
     run: Callable[[Case], None], store: MemoryStore
 ) -> None:
     seed = int(os.environ.get("KVFS_SEED", random.randrange(1 << 32)))
@@ -1178,7 +1180,7 @@ def test_two_nodes_that_do_anything_never_read_what_nobody_wrote(
     run(case)
 
 
-def test_the_kernel_keeps_what_may_change_elsewhere_for_a_moment(
+def test_kernel_caches_names_of_a_shared_bucket_briefly(
     run: Callable[[Case], None],
 ) -> None:
     async def case(one: Node, other: Node) -> None:

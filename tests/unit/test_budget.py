@@ -75,7 +75,7 @@ class _Crowd:
 
 
 @given(ACTS)
-def test_the_budget_is_kept_and_no_open_is_behind_what_is_fetched_ahead(
+def test_opens_come_before_prefetches_within_the_budget(
     acts: list[tuple[str, int]],
 ) -> None:
     crowd = _Crowd()

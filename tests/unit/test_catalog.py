@@ -418,7 +418,7 @@ def test_a_record_that_makes_no_sense_is_said_once_and_passed_by(
     assert caplog.text.count("kvfs fsck --repair removes it") == 1
 
 
-def test_marks_whose_keys_are_no_numbers_are_passed_by(catalog: Catalog) -> None:
+def test_marks_with_malformed_keys_are_skipped(catalog: Catalog) -> None:
     with catalog.batch() as batch:
         batch.mark(b"n", 7, b"x")
     catalog.commit([(b"nshort", b"y"), (b"oshort", b"")], sync=False)

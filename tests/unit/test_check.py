@@ -602,7 +602,7 @@ def test_a_touched_copy_with_its_bytes_gets_its_time_back(tmp_path: Path) -> Non
     run(case, tmp_path)
 
 
-def test_a_digest_is_computed_for_what_has_its_signature_only(tmp_path: Path) -> None:
+def test_digest_is_computed_only_for_copies_with_their_signature(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         there = await small(made)
         _, survey = await look(made, hashes=True)
@@ -618,7 +618,7 @@ def test_a_digest_is_computed_for_what_has_its_signature_only(tmp_path: Path) ->
     run(case, tmp_path)
 
 
-def test_a_directory_with_neither_record_nor_name_keeps_what_is_in_it(tmp_path: Path) -> None:
+def test_directory_without_record_and_name_keeps_its_entries(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         there = await small(made)
         there.erase(keys.INODES, keys.number_key(there.d.ino))
@@ -861,7 +861,7 @@ def test_after_a_power_loss_copies_are_verified_with_hashes_only(tmp_path: Path)
         trio.run(after, made)
 
 
-def test_a_tier_whose_directory_is_gone_is_one_finding(tmp_path: Path) -> None:
+def test_missing_directory_of_a_tier_is_one_finding(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await small(made)
         (made.disk.root / "objects").rename(made.disk.root / "away")
@@ -975,7 +975,7 @@ def test_quarantine_is_counted_and_left_alone(tmp_path: Path) -> None:
 # Beside a mount
 
 
-def test_a_check_runs_while_somebody_asks_for_it(
+def test_check_runs_while_a_client_asks_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background_module, "FINDINGS_MAX", 2)

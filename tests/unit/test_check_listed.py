@@ -144,7 +144,7 @@ def test_missing_object_without_copy_loses_its_name(made: World, store: MemorySt
     trio.run(case)
 
 
-def test_an_object_of_somebody_else_is_not_ours_to_delete(made: World, store: MemoryStore) -> None:
+def test_object_of_another_node_is_not_deleted(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         await spilled(made)
         store.put(KEY, B, {}, once=False)
@@ -180,7 +180,7 @@ def test_the_same_object_with_another_etag_is_taken_as_it_is(
 
 
 @pytest.mark.parametrize("copied", [True, False])
-def test_bytes_that_are_not_what_was_stored(made: World, store: MemoryStore, copied: bool) -> None:  # noqa: FBT001
+def test_wrong_bytes_in_the_bucket_are_found(made: World, store: MemoryStore, copied: bool) -> None:  # noqa: FBT001
     async def case() -> None:
         if copied:
             await made.store(b"a", A, made.ram)

@@ -389,7 +389,7 @@ def test_moved_directory_is_no_finding_before_its_walk(tmp_path: Path) -> None:
         trio.run(case, made)
 
 
-def test_a_directory_whose_entries_nobody_sees_takes_them_along(tmp_path: Path) -> None:
+def test_removed_directory_takes_its_hidden_entries_along(tmp_path: Path) -> None:
     """An expired file is open. A file that was moved out of a namespace before its drop stays."""
 
     async def case(made: World) -> None:

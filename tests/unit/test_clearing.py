@@ -27,7 +27,7 @@ async def populate(made: World, top: int, depth: int) -> list[int]:
     return found
 
 
-def test_a_dropped_tree_is_cleared_but_for_what_is_in_use(tmp_path: Path) -> None:
+def test_dropped_tree_is_cleared_except_files_in_use(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         lifecycle = Lifecycle(
             made.tree, invalidate_tree=lambda *_: None, warmer=made.dispatcher.warm

@@ -255,7 +255,7 @@ def test_a_keeper_that_fails_to_start_is_a_one_line_reason(
     assert_refused(kvfs("mount", fake_keeper(script), "-o", "ram=16M"), words, code)
 
 
-def test_a_mount_returns_when_ready_and_says_what_is_on(
+def test_mount_returns_when_ready_and_prints_its_features(
     fake_keeper: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(mount_command, "request", lambda _mountpoint, _verb: STATUS)
@@ -343,7 +343,7 @@ def test_a_daemon_that_does_not_end_is_reported(
     assert_refused(kvfs("umount", "--now", dead_mount), "its daemon has not ended", code=1)
 
 
-def test_a_busy_mount_names_who_uses_it(tmp_path: Path) -> None:
+def test_busy_mount_names_its_users(tmp_path: Path) -> None:
     mount("none", tmp_path, "tmpfs", 0, "size=1M")
     try:
         with (tmp_path / "open").open("wb"), pytest.raises(Exception, match="busy") as refusal:
@@ -390,7 +390,7 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "opens of two\\nlines\\udcff 5" in shown
 
 
-def test_status_as_json_is_what_the_daemon_said(
+def test_status_json_is_the_answer_of_the_daemon(
     monkeypatch: pytest.MonkeyPatch, dead_mount: Path
 ) -> None:
     monkeypatch.setattr(status_command, "request", lambda _mountpoint, _verb: STATUS)
@@ -403,7 +403,7 @@ def test_status_of_a_dead_daemon_names_the_cure(dead_mount: Path) -> None:
     assert f"it serves on: kvfs umount {dead_mount}" in result.stderr
 
 
-def test_an_upgrade_by_another_user_says_whose_it_is(dead_mount: Path) -> None:
+def test_upgrade_by_another_user_names_the_owner(dead_mount: Path) -> None:
     assert_refused(kvfs("upgrade", dead_mount), "Ask as who mounted it (user_id=0)")
 
 
@@ -457,7 +457,7 @@ def test_doctor_tries_passthrough_and_huge_pages_for_real() -> None:
     assert not [mount for mount in runtime.mounts() if "kvfs-probe-" in mount.path]
 
 
-def test_doctor_names_the_cure_of_what_is_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_cure_of_each_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_privileged", lambda: False)
     monkeypatch.setattr(platform, "release", lambda: "6.1.0-18-amd64")
     monkeypatch.setattr(doctor, "LIBFUSE", (99, 0))

@@ -145,7 +145,7 @@ def test_int4_is_the_same_in_both(given_: tuple[dict[str, int], torch.Tensor], g
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_each_code_of_fp8_is_what_torch_takes_it_for(dtype: torch.dtype) -> None:
+def test_fp8_codes_agree_with_torch(dtype: torch.dtype) -> None:
     codes = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)
     axes = {"token": 2, "dim": 127}
     made = storage("fp8", axes, dtype)
@@ -194,7 +194,7 @@ def test_int4_is_off_by_half_a_step_at_most(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LOSSY)
-def test_the_error_of_normal_numbers_is_what_the_bits_give(name: str, dtype: torch.dtype) -> None:
+def test_error_of_normal_numbers_is_that_of_their_bits(name: str, dtype: torch.dtype) -> None:
     """2.6 % for three bits of a mantissa; for four bits a step's 1 / sqrt(12)."""
     block = random({**SMALL, "token": 64}, dtype)
     off = round_trip(storage(name, {**SMALL, "token": 64}, dtype), block).float() - block.float()
@@ -304,7 +304,7 @@ def test_numbers_that_would_not_come_back_are_refused(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", LOSSY)
-def test_scales_that_nobody_wrote_are_refused(name: str, dtype: torch.dtype) -> None:
+def test_malformed_scales_are_refused(name: str, dtype: torch.dtype) -> None:
     made = storage(name, SMALL, dtype)
     stored, out = made.encode(random(SMALL, dtype)), torch.empty(*SMALL.values(), dtype=dtype)
     kind = torch.float32 if name == "fp8" else dtype

@@ -255,7 +255,7 @@ def test_hostile_chunks_with_right_digests_end_in_an_error_or_in_as_many_bytes(
 
 
 @pytest.mark.parametrize("told", [0, 1, FRAME + 1, 2**31 - 1, 2**31, 2**32 - 1])
-def test_memory_is_not_what_a_chunk_says(told: int) -> None:
+def test_length_in_a_chunk_allocates_no_memory(told: int) -> None:
     for field in (4, 8, 12):
         chunk = bytearray(pack(SMALL[:1000], 2))
         struct.pack_into("<I", chunk, field, told)
@@ -270,7 +270,7 @@ def test_memory_is_not_what_a_chunk_says(told: int) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 15, FRAME + 17, 2**32 - 1])
-def test_memory_is_not_what_a_head_says(length: int) -> None:
+def test_length_in_a_head_allocates_no_memory(length: int) -> None:
     begin = head(FRAME, [(length, 0)])
     with pytest.raises(DamagedError, match="frame 0"):
         frames_in(begin, FRAME, len(begin) + length)

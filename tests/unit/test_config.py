@@ -250,7 +250,7 @@ def test_json_with_a_value_that_no_option_takes_is_refused(name: str, value: obj
     assert len(str(refused.value)) < 500
 
 
-def test_an_upgrade_changes_what_another_daemon_may() -> None:
+def test_upgrade_changes_options_of_the_daemon() -> None:
     config = Config.from_options(KV, "ram=64M,movers=1")
     assert config.upgraded("") == config
     changed = config.upgraded("ram=128M,movers=2,watchdog=5,promote_after=7,passthrough=auto")
@@ -266,7 +266,7 @@ def test_an_upgrade_changes_what_another_daemon_may() -> None:
         ("ro", "mount_flags"),
     ],
 )
-def test_an_upgrade_refuses_what_needs_a_remount_by_name(options: str, names: str) -> None:
+def test_upgrade_refuses_options_that_need_a_remount_by_name(options: str, names: str) -> None:
     config = Config.from_options(KV, "ram=64M,movers=1")
     with pytest.raises(ConfigError, match=f"^{names}: needs a remount"):
         config.upgraded(options)
@@ -389,9 +389,7 @@ def test_a_mount_point_in_use_is_refused(small_tmpfs: Path) -> None:
         Config.from_options(small_tmpfs, "ram=16M").check()
 
 
-def test_a_mount_whose_daemon_died_is_refused_with_its_cure(
-    mountpoint: Path, tmp_path: Path
-) -> None:
+def test_mount_of_a_dead_daemon_is_refused_with_its_cure(mountpoint: Path, tmp_path: Path) -> None:
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
     mount("kvfs", mountpoint, runtime.FSTYPE, 0, options)

@@ -189,7 +189,7 @@ def test_a_client_may_go_away(path: Path, line: bytes) -> None:
     serve(path, case)
 
 
-def test_a_silent_client_holds_nobody_up(path: Path) -> None:
+def test_silent_client_delays_no_other(path: Path) -> None:
     async def case() -> None:
         async with await trio.open_unix_socket(str(path)) as silent:
             async with await trio.open_unix_socket(str(path)) as stream:
@@ -249,7 +249,7 @@ def test_without_a_daemon_the_client_says_so() -> None:
 
 
 @pytest.mark.usefixtures("path")
-def test_a_mount_whose_sockets_are_gone_is_told_from_a_dead_one(
+def test_missing_sockets_are_told_from_a_dead_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mounted = runtime.MountEntry("/", str(MOUNTPOINT), runtime.FSTYPE, "kvfs", ("rw", "user_id=7"))

@@ -186,7 +186,7 @@ CHANGES = [rewrite, replace, begin_writing, unlink, unlink_and_purge, rename_ove
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("job", ["demote", "promote", "settle"])
-def test_a_job_whose_object_changes_meanwhile_changes_nothing(
+def test_job_of_a_changed_object_changes_nothing(
     tmp_path: Path, job: str, when: str, change: Callable[[World, Inode], Awaitable[None]]
 ) -> None:
     async def case(made: World) -> None:
@@ -347,7 +347,7 @@ def test_object_written_to_nvme_gets_a_digest(tmp_path: Path) -> None:
     run(lambda made: working(made, case), tmp_path)
 
 
-def test_a_write_back_ends_when_who_asked_hears_that_nothing_is_left(tmp_path: Path) -> None:
+def test_write_back_ends_when_its_client_hears_that_nothing_is_left(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         inode = await made.store(b"a", BYTES, made.fast)
         assert made.dispatcher.write_back.start()[1] == 1
@@ -430,7 +430,7 @@ def test_a_small_nvme_tier_is_not_copied_to_for_ever(tmp_path: Path) -> None:
     run(lambda made: working(made, case), tmp_path, ram=16 * MIB, nvme=2 * MIB)
 
 
-def test_an_unlinked_open_file_keeps_nobody_busy(tmp_path: Path) -> None:
+def test_unlinked_open_file_makes_no_work(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         limit_jobs(made, 50)
         inode = await made.store(b"a", BYTES, made.fast)
@@ -485,7 +485,7 @@ def test_half_done_files_of_a_crash_are_swept(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_the_sweep_leaves_what_is_made_anew_under_a_swept_name(
+def test_sweep_keeps_a_file_made_anew_under_a_swept_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash left the new version of a file; it is made again while a thread unlinks that."""

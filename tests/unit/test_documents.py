@@ -46,7 +46,9 @@ def test_every_connector_is_in_the_table() -> None:
         ("sglang-file", "sglang", 200),
     ],
 )
-def test_configurations_are_what_is_printed(connector: str, path: str, gib: int) -> None:
+def test_documented_configurations_are_the_printed_ones(
+    connector: str, path: str, gib: int
+) -> None:
     printed = profiles.configuration(connector, "/mnt/kv", path, gib << 30)
     assert f"\n{printed.rstrip()}\n" in NAMESPACES.read_text()
 

@@ -44,5 +44,5 @@ def test_the_root_alone_is_an_input_output_error() -> None:
 
 
 @pytest.mark.parametrize("cls", [KvfsError, *CLASSES])
-def test_every_error_says_what_it_means(cls: type[KvfsError]) -> None:
+def test_every_error_has_a_docstring(cls: type[KvfsError]) -> None:
     assert cls.__doc__

@@ -221,7 +221,7 @@ def test_of_all_keys_a_few_accesses_are_told() -> None:
     assert would_be.answers() == dict.fromkeys(TIMES, 0.25)
 
 
-def test_another_sample_keeps_what_was_counted() -> None:
+def test_change_of_the_sample_keeps_the_counts() -> None:
     policy, would_be = Adaptive(1000, entries=64), WhatIf(1000, entries=64)
     keys = zipf(3000, 20_000, 11)
     hits(policy, [[key] for key in keys])
@@ -235,7 +235,7 @@ def test_another_sample_keeps_what_was_counted() -> None:
     assert would_be.hit_ratios() == pytest.approx(answers)
 
 
-def test_another_capacity_leaves_the_ghosts_what_fits() -> None:
+def test_change_of_the_capacity_keeps_fitting_ghosts() -> None:
     policy = Adaptive(1000, entries=64)
     hits(policy, [[key] for key in zipf(3000, 5000, 8)])
     for capacity in (10, 100_000, 1000):

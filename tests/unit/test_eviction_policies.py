@@ -94,7 +94,7 @@ def test_hits_on_a_long_trace_are_those_of_the_reference(name: str, capacity: in
     assert ours == reference.run(REFERENCES[name](capacity), [key + 1 for key in trace])
 
 
-def test_the_hand_of_sieve_begins_anew_when_what_it_was_at_has_left() -> None:
+def test_hand_of_sieve_restarts_when_its_entry_has_left() -> None:
     policy = make("sieve", 3)
     for key in (1, 2, 3):
         policy.add(key)

@@ -65,7 +65,7 @@ def test_demotion_of_many_returns_the_room_of_the_first_when_that_of_a_later_fai
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_create_that_cannot_say_what_it_expects_keeps_no_room(
+def test_create_that_fails_to_note_its_size_keeps_no_room(
     made: World, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     async def case() -> None:
@@ -84,7 +84,7 @@ def test_create_that_cannot_say_what_it_expects_keeps_no_room(
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_truncating_open_that_cannot_say_what_it_expects_keeps_no_room(
+def test_truncating_open_that_fails_to_note_its_size_keeps_no_room(
     made: World, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     async def case() -> None:
@@ -122,7 +122,7 @@ def test_room_is_found_though_an_orphan_has_no_record(made: World) -> None:
 # Handles
 
 
-def test_close_of_what_is_too_large_lets_go_of_it_though_the_catalog_refuses_to_drop_it(
+def test_close_of_a_too_large_file_releases_it_though_its_drop_fails(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case() -> None:
@@ -170,7 +170,7 @@ def test_consequences_of_a_commit_all_happen_though_one_fails(made: World) -> No
     assert made.catalog.fact("a") == "b"
 
 
-def test_seal_of_what_the_bucket_has_reads_nothing_after_its_commit(
+def test_seal_of_an_uploaded_object_reads_nothing_after_its_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world(tmp_path, store=MemoryStore()) as stored:

@@ -47,7 +47,7 @@ def test_a_delay_takes_its_time() -> None:
     assert time.monotonic() - begun >= 0.05
 
 
-def test_arming_again_forgets_what_was() -> None:
+def test_arming_again_replaces_earlier_fail_points() -> None:
     failpoints.arm("tiers.create=raise:EIO@2")
     failpoints.reach("tiers.create")
     failpoints.arm("tiers.rename=raise:EIO")
@@ -77,7 +77,7 @@ def test_malformed_fail_point_is_refused(text: str, expected: str) -> None:
     assert not failpoints.active
 
 
-def test_a_point_that_nobody_has_registered_is_a_defect() -> None:
+def test_unregistered_fail_point_is_a_key_error() -> None:
     with pytest.raises(KeyError, match=r"tiers\.made"):
         failpoints.reach("tiers.made")
 

@@ -219,7 +219,7 @@ def test_bulk_gets_its_share_and_no_more_while_normal_waits() -> None:
     run(case)
 
 
-def test_bulk_gets_what_normal_leaves_but_keeps_a_place_free() -> None:
+def test_bulk_gets_the_rest_and_keeps_a_place_free() -> None:
     async def case() -> None:
         queue = FairQueue(3)
         bulk_in_flight = []
@@ -361,7 +361,7 @@ def test_loading_weights_does_not_starve_reads_nor_they_it() -> None:
     run(case)
 
 
-def test_a_bandwidth_that_nobody_competes_for_is_all_for_one() -> None:
+def test_lone_namespace_gets_all_of_the_bandwidth() -> None:
     async def case() -> None:
         async with trio.open_nursery() as nursery:
             shares = Shares(nursery, rate=100 * MIB)
@@ -391,7 +391,7 @@ def test_an_open_that_is_cancelled_while_it_waits_is_not_charged() -> None:
     run(case)
 
 
-def test_without_a_rate_nobody_waits_and_it_may_be_taken_back() -> None:
+def test_shares_without_a_rate_wait_for_nothing() -> None:
     async def case() -> None:
         async with trio.open_nursery() as nursery:
             shares = Shares(nursery)

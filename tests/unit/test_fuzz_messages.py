@@ -171,7 +171,7 @@ def test_a_request_without_an_end_is_refused(piece: bytes) -> None:
     assert stream.sent < server.LINE_MAX + len(piece)
 
 
-def test_strategies_reach_what_is_right() -> None:
+def test_strategies_reach_correct_requests() -> None:
     """Right input is among the examples: the tests above try more than refusals."""
     assert answer(REQUESTS[0].encode())["echo"]["name"] == "a"
     assert scraped(HTTP[0].encode()).startswith(b"HTTP/1.0 200")

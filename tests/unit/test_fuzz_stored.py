@@ -101,7 +101,7 @@ def test_a_catalog_with_anything_in_it(
 @example("format", "\u00b2".encode())
 @example("format", b"\xff")
 @example("next_id", b"9" * 5000)
-def test_a_catalog_whose_facts_make_no_sense(catalog: Catalog, name: str, value: bytes) -> None:
+def test_catalog_with_malformed_facts_is_refused(catalog: Catalog, name: str, value: bytes) -> None:
     """Opening it is a refusal."""
     before = catalog.record(b"m", name.encode())
     catalog.commit([(b"m" + name.encode(), value)], sync=False)

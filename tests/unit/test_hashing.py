@@ -152,7 +152,7 @@ def test_a_file_without_holes_is_one_part_whatever_the_file_system_says(
         assert list(data_ranges(file.fileno(), 3 * BLOCK)) == [(0, 3 * BLOCK)]
 
 
-def test_the_digest_of_what_is_not_zeros_is_what_it_was() -> None:
+def test_digest_of_other_bytes_than_zeros_is_unchanged() -> None:
     """It is in catalogs."""
     state = files.Sparse()
     state.update(BLOCK, memoryview(b"a" * BLOCK + bytes(BLOCK) + b"end"))

@@ -428,7 +428,7 @@ def test_a_copy_that_is_lost_comes_back_from_the_bucket(made: World) -> None:
     trio.run(case)
 
 
-def test_a_lost_ram_is_no_loss_of_what_the_bucket_has(made: World) -> None:
+def test_uploaded_objects_survive_the_loss_of_ram(made: World) -> None:
     async def before() -> None:
         await made.store(b"a", A, made.ram)
         await made.upload_all()
@@ -474,7 +474,7 @@ def test_all_fetches_together_have_a_bound(made: World) -> None:
     trio.run(case)
 
 
-def test_a_quota_counts_what_is_here(made: World, store: MemoryStore) -> None:
+def test_quota_counts_resident_objects_only(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         space = made.namespace("n", quota_objects="2", eviction="lru")
         for number in range(5):

@@ -66,7 +66,7 @@ def test_a_client_needs_no_libfuse_and_no_daemon(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_of_kvfs_says_what_it_needs_and_what_does_without(tmp_path: Path) -> None:
+def test_failed_build_names_the_missing_packages(tmp_path: Path) -> None:
     done = build(tmp_path)
     assert done.returncode != 0
     assert "apt-get install libfuse3-dev" in done.stderr

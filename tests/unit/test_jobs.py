@@ -30,7 +30,7 @@ def test_a_job_that_waits_is_woken_by_the_next_one() -> None:
     trio.run(case)
 
 
-def test_cancel_marks_what_is_not_over() -> None:
+def test_cancel_marks_running_jobs() -> None:
     jobs = Jobs[Job](kept=8)
     first, other = Job([1]), Job([2])
     numbers = [jobs.begin(job) for job in (first, other)]

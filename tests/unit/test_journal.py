@@ -142,7 +142,7 @@ def test_a_look_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS[:10])
-def test_damage_of_both_loses_only_what_both_lack(tmp_path: Path, seed: int) -> None:
+def test_damage_of_log_and_journal_loses_only_the_common_part(tmp_path: Path, seed: int) -> None:
     """The log has all up to its damage; the journal is asked for the rest only."""
     path = killed(tmp_path)
     (segment,) = segments(path)
@@ -254,7 +254,7 @@ def test_an_empty_segment_after_a_power_loss_is_no_damage(
     catalog.close()
 
 
-def test_a_catalog_without_its_journal_is_in_doubt_until_somebody_believes_it(
+def test_catalog_without_its_journal_is_in_doubt_until_accepted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = killed(tmp_path)
@@ -398,7 +398,7 @@ def test_damaged_journal_yields_written_changes_only(tmp_path: Path, seed: int) 
     assert len(found.records) >= len(changes) // 10 or how == 1
 
 
-def test_only_what_was_not_asked_for_before_is_read(tmp_path: Path) -> None:
+def test_journal_reads_only_changes_after_a_number(tmp_path: Path) -> None:
     changes = written(tmp_path, random.Random(2))
     found = journal.read(tmp_path / "journal", 47)
     assert found is not None
@@ -451,7 +451,7 @@ def test_many_segments_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     catalog.close()
 
 
-def test_a_journal_that_cannot_be_written_holds_nobody_up_and_is_begun_anew(
+def test_unwritable_journal_fails_no_commit_and_is_begun_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "catalog"
@@ -472,7 +472,7 @@ def test_a_journal_that_cannot_be_written_holds_nobody_up_and_is_begun_anew(
     catalog.close()
 
 
-def test_a_journal_whose_disk_takes_a_part_of_a_record_says_why(tmp_path: Path) -> None:
+def test_partly_written_record_gives_the_reason(tmp_path: Path) -> None:
     made = Journal(tmp_path / "journal", tmp_path, "here")
     made.begin(0)
     with file_size_limit(made._size + 20):

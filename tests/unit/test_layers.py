@@ -221,5 +221,5 @@ def test_heavy_libraries_are_not_imported() -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_module_says_what_it_is_for(module: str) -> None:
+def test_every_module_has_a_docstring(module: str) -> None:
     assert ast.get_docstring(ast.parse(MODULES[module].read_bytes()))

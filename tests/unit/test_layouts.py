@@ -274,7 +274,7 @@ def test_a_link_of_vua_leads_to_its_parent() -> None:
     assert link((SHA1.encode(),), b"parent", b"../elsewhere") is None
 
 
-def test_a_name_that_nobody_knows_is_a_group_of_its_own() -> None:
+def test_unknown_name_is_a_group_of_its_own() -> None:
     keys = {key_of(ino, name) for ino in (1, 2, 2**62) for name in (b"a", b"b", b"\xff")}
     assert len(keys) == 9
     assert all(0 < key < 2**63 for key in keys)

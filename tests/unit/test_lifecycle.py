@@ -139,7 +139,7 @@ def test_refused_namespace_changes_nothing(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_a_template_is_what_a_new_one_begins_with(tmp_path: Path) -> None:
+def test_new_namespace_begins_with_its_template(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         template = Settings(quota_hard=MIB, ttl=60)
         made.templates = lambda name: template if name.startswith("t") else None

@@ -23,7 +23,7 @@ async def times(limits: Limits, *opens: tuple[int, bool]) -> list[float]:
     return found
 
 
-def test_without_limits_nobody_waits() -> None:
+def test_no_limit_means_no_wait() -> None:
     async def case() -> None:
         limits = Limits(Settings(weight=7))
         assert not limits.on

@@ -257,11 +257,11 @@ def exported_names() -> set[str]:
     return {name for name, _ in scraped(status(numbers()))}
 
 
-def test_alerts_watch_what_exists() -> None:
+def test_alerts_use_exported_metrics_only() -> None:
     assert set(re.findall(r"kvfs_\w+", RULES.read_text())) <= exported_names()
 
 
-def test_the_dashboard_draws_what_exists() -> None:
+def test_dashboard_uses_exported_metrics_only() -> None:
     panels = DASHBOARD["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 0
     assert all(panel["title"] and panel["targets"] for panel in panels)

@@ -196,7 +196,7 @@ def test_a_file_is_accounted_to_where_it_moves(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_a_directory_takes_along_what_is_below(tmp_path: Path) -> None:
+def test_moved_directory_takes_its_objects_along(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         a, b = made.namespace("a"), made.namespace("b")
         for path in (b"a/d", b"a/d/e", b"a/d/f"):
@@ -318,7 +318,7 @@ def test_walks_go_on_after_a_death(tmp_path: Path, steps: int) -> None:
 # Quotas
 
 
-def test_a_hard_quota_drops_what_was_used_longest_ago(tmp_path: Path) -> None:
+def test_hard_quota_drops_the_least_recently_used_objects(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a", quota_hard=str(5 * COST), eviction="lru", media="nvme")
         await made.store(b"other", BYTES)
@@ -663,7 +663,7 @@ def test_unevictable_objects_stay_when_room_is_needed(
 
 
 @pytest.mark.parametrize("before", [["never"], ["lru", "never", "sieve"]])
-def test_another_policy_has_what_is_there(tmp_path: Path, before: list[str]) -> None:
+def test_change_of_policy_keeps_the_members(tmp_path: Path, before: list[str]) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a", eviction=before[0])
         await fill(made, 10)
@@ -848,7 +848,7 @@ def test_tiers_that_are_not_mounted_any_more(
         trio.run(case)
 
 
-def test_ram_alone_gives_what_may_not_be_on_nvme(tmp_path: Path) -> None:
+def test_namespace_with_media_ram_drops_objects_for_room(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         made.namespace("a", media="ram", eviction="lru")
         for number in range(10):
@@ -1041,7 +1041,7 @@ def test_the_first_complete_file_wins(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_a_hidden_file_whose_directory_goes(tmp_path: Path) -> None:
+def test_unpublished_file_of_a_removed_directory_gets_no_name(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         for how in ("drop", "version", "rmdir"):
             space = made.namespace("a", publish="close")
@@ -1066,7 +1066,7 @@ def test_a_hidden_file_whose_directory_goes(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_a_hidden_file_whose_directory_moves(tmp_path: Path) -> None:
+def test_unpublished_file_follows_its_moved_directory(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         a, b = made.namespace("a", publish="close"), made.namespace("b")
         made.mkdir(b"a/d")

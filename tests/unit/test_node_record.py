@@ -52,7 +52,7 @@ def record(store: MemoryStore) -> Node:
     return found
 
 
-def test_the_record_says_what_there_is(made: World, store: MemoryStore) -> None:
+def test_record_lists_the_namespaces(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         told = node_record(made)
         await told.look()
@@ -96,7 +96,7 @@ def test_record_is_written_at_a_change_and_once_a_day(made: World, faulty: Fault
     trio.run(case, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_restart_keeps_what_its_record_says_until_all_is_walked(
+def test_restart_keeps_the_record_until_all_trees_are_walked(
     made: World, store: MemoryStore
 ) -> None:
     async def case() -> None:

@@ -189,7 +189,7 @@ def test_a_large_one_is_demoted_alone_and_small_ones_together(made: World) -> No
     trio.run(case)
 
 
-def test_the_setting_is_about_what_is_demoted_later(made: World) -> None:
+def test_compression_setting_applies_to_later_demotions(made: World) -> None:
     async def case() -> None:
         one = await packed(made)
         made.tell(".", compression="off")
@@ -202,7 +202,7 @@ def test_the_setting_is_about_what_is_demoted_later(made: World) -> None:
     trio.run(case)
 
 
-def test_a_source_that_is_not_what_was_sealed_is_not_packed(made: World) -> None:
+def test_source_with_another_digest_is_not_packed(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         await made.read(inode.ino)  # in RAM again, and the digest is known
@@ -277,7 +277,7 @@ def test_packed_copy_without_any_room_is_a_miss_and_stays(made: World) -> None:
 
 
 @pytest.mark.parametrize("how", ["", "crash", "reboot"])
-def test_the_next_daemon_knows_what_is_packed(made: World, how: str) -> None:
+def test_next_daemon_knows_packed_copies(made: World, how: str) -> None:
     one, two = trio.run(packed, made), trio.run(packed, made, b"b", OTHER)
     trio.run(made.read, two.ino)
     made.restart(crash=bool(how), reboot=how == "reboot")

@@ -119,7 +119,7 @@ def body(answer: bytes) -> Any:  # noqa: ANN401 - JSON
     return json.loads(answer.partition(b"\r\n\r\n")[2])
 
 
-def test_files_and_answers_have_headers_that_forbid_what_they_can(
+def test_files_and_answers_have_restrictive_headers(
     page: Callable[..., bytes],
 ) -> None:
     for path in (*FILES, *PATHS, "/nowhere"):
@@ -268,7 +268,7 @@ def test_noise_of_any_kind_ends_nothing(page: Callable[..., bytes]) -> None:
 # History
 
 
-def test_a_ring_keeps_its_length_and_forgets_what_is_gone() -> None:
+def test_ring_keeps_its_length_and_forgets_old_names() -> None:
     ring = Ring(3)
     for number in range(5):
         ring.put(float(number), {"a": number, **({"b": 9.0} if number == 1 else {})})

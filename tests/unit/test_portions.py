@@ -20,7 +20,7 @@ def all_of(portions: Portions, uid: int, amount: int = 1) -> int:
         had += amount
 
 
-def test_each_user_gets_half_of_what_the_others_leave() -> None:
+def test_each_user_gets_half_of_the_rest() -> None:
     portions = Portions("things", 1024)
     assert [all_of(portions, uid) for uid in range(4)] == [512, 256, 128, 64]
     with pytest.raises(UserLimitError) as refused:

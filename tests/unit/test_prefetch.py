@@ -99,7 +99,7 @@ def test_after_two_in_order_the_next_four_come_then_more(made: World) -> None:
     run(case)
 
 
-def test_the_end_of_what_there_is_ends_it(made: World) -> None:
+def test_prefetch_ends_at_the_last_block(made: World) -> None:
     async def case() -> None:
         inodes = await spilled(made, flat(5))
         for inode in inodes:
@@ -202,7 +202,7 @@ def test_several_threads_read_one_prefix(made: World) -> None:
     run(case)
 
 
-def test_an_open_makes_what_is_on_its_way_its_own(made: World) -> None:
+def test_open_takes_over_a_running_prefetch(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
         assert made.dispatcher.hydration is not None
@@ -276,7 +276,7 @@ def test_unwanted_prefetch_is_not_begun(made: World, happening: str) -> None:
     run(case)
 
 
-def test_another_branch_than_the_expected_one_ends_what_is_not_begun(made: World) -> None:
+def test_unexpected_branch_cancels_prefetches_that_are_not_begun(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
         trunk = await spilled(made, [block(number, number - 1) for number in range(1, 4)])

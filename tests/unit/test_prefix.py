@@ -82,7 +82,7 @@ def test_vector_of_a_name(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", VECTORS["no_names"], ids=lambda name: repr(name[32:]))
-def test_vector_of_what_is_no_name(name: str) -> None:
+def test_malformed_name_is_parsed_as_none(name: str) -> None:
     assert prefix.parse(name) is None
 
 
@@ -142,7 +142,7 @@ def test_the_hash_is_the_same_in_both(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("length", [1024, 1025, 1088, 2047, 2048, 2049, 9000])
-def test_the_hash_of_what_is_long_is_the_same(length: int) -> None:
+def test_hash_of_long_data_agrees_with_the_reference(length: int) -> None:
     data = random.Random(length).randbytes(length)
     assert reference.digest(data) == xxh3_128_digest(data)
 
@@ -192,7 +192,7 @@ def test_no_two_models_have_a_key_in_common() -> None:
 
 
 @given(st.sampled_from(VECTORS["names"]), st.from_regex(r"[0-9A-Za-z_-]{1,32}", fullmatch=True))
-def test_a_name_says_what_it_was_made_of(vector: dict[str, Any], shard: str) -> None:
+def test_name_is_parsed_into_its_parts(vector: dict[str, Any], shard: str) -> None:
     key = bytes.fromhex(vector["key"])
     if shard == "tmp":
         return

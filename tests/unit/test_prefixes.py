@@ -182,7 +182,7 @@ def test_an_empty_directory_goes_at_once(made: World) -> None:
     run(case)
 
 
-def test_a_block_that_is_back_keeps_what_follows_it(made: World) -> None:
+def test_block_that_comes_back_keeps_the_blocks_after_it(made: World) -> None:
     async def case() -> None:
         keys = chain(3)
         await write(made, keys)

@@ -172,7 +172,7 @@ def test_the_begin_of_a_prompt_on_nvme_stays_as_long_as_its_end_in_memory(tmp_pa
         trio.run(case, made)
 
 
-def test_a_quota_that_is_given_later_is_about_what_is_there(tmp_path: Path) -> None:
+def test_quota_given_later_counts_existing_objects(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         assert made.disk is not None
         for number in range(1, FILES + 1):

@@ -135,7 +135,7 @@ def test_a_frame_fits_its_terminal(width: int, sort: str) -> None:
         assert " of 100" in "\n".join(lines)
 
 
-def test_a_daemon_that_is_away_is_said_beside_what_was_known() -> None:
+def test_frame_without_an_answer_keeps_the_last_figures() -> None:
     found = frame(status(namespace("a"), sealed=1), status(namespace("a"), sealed=9))
     text = drawn(found.without_answer(10.0, "refused").without_answer(13.0, "no daemon answers"))
     assert "no answer for 3 s, perhaps a takeover: no daemon answers" in text

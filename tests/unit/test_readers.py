@@ -189,7 +189,7 @@ def test_a_worker_is_cancelled_wherever_it_is() -> None:
     assert sorted(undone) == [b"a", b"b"]
 
 
-def test_handlers_keep_what_they_were_given() -> None:
+def test_handlers_get_values_and_errors_of_their_waits() -> None:
     """Values and errors of what a handler waits for come through to it."""
     seen = []
 

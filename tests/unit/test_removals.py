@@ -111,7 +111,7 @@ def test_an_empty_file_is_not_free(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
-def test_creates_take_what_ram_has_left_before_that_is_counted(tmp_path: Path) -> None:
+def test_creates_use_free_ram_before_the_census_ends(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.fast, 2)
         made.restart()
@@ -125,7 +125,7 @@ def test_creates_take_what_ram_has_left_before_that_is_counted(tmp_path: Path) -
     run(case, tmp_path)
 
 
-def test_creates_take_what_nvme_has_left_before_that_is_counted(tmp_path: Path) -> None:
+def test_creates_use_free_nvme_before_the_census_ends(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.disk, 3)
         made.ledger.accounts.note_used()  # goes along with the next change

@@ -130,7 +130,7 @@ def test_replay_keeps_files_of_others(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "precious.kv").exists()
 
 
-def test_an_error_is_told_before_what_could_not_be_removed(tmp_path: Path) -> None:
+def test_replay_error_comes_before_a_failed_removal(tmp_path: Path) -> None:
     path = tmp_path / "mine"
 
     def wrong() -> None:

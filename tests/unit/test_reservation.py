@@ -29,7 +29,7 @@ def test_reservation_that_is_not_kept_returns_its_bytes(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_only_reservations_change_what_a_tier_has_reserved() -> None:
+def test_only_reservations_change_reserved_bytes() -> None:
     root = Path(kvfs.__file__).parent
     changes = re.compile(r"\.reserved\s*[-+]?=(?!=)")
     found = {

@@ -167,7 +167,7 @@ def test_a_promotion_finds_it_while_the_object_is_being_opened(made: World) -> N
     run(case)
 
 
-def test_an_open_under_way_is_not_served_from_what_is_given_up_meanwhile(made: World) -> None:
+def test_open_under_way_is_not_served_from_a_copy_given_up(made: World) -> None:
     async def case() -> None:
         inode = await on_nvme(made)
         rot(made.disk, inode)
@@ -760,7 +760,7 @@ def test_object_with_a_failed_writeback_is_a_miss(
     run(case)
 
 
-def test_no_copy_is_made_of_what_the_kernel_could_not_write(
+def test_object_with_a_failed_writeback_is_not_promoted(
     made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def case() -> None:
@@ -892,7 +892,7 @@ def test_a_disk_that_cannot_be_read_loses_no_copy(
     run(case)
 
 
-def test_the_bucket_is_asked_for_what_an_open_finds_rotten(stored: World) -> None:
+def test_open_of_a_rotten_copy_hydrates_the_object(stored: World) -> None:
     async def case() -> None:
         inode = await on_nvme(stored)
         await stored.upload_all()

@@ -441,7 +441,7 @@ def test_object_that_replaced_its_key_is_not_read_for_a_scanned_one(
     trio.run(case)
 
 
-def test_a_namespace_that_is_dropped_takes_nothing_from_who_reads(made: World) -> None:
+def test_drop_of_a_namespace_keeps_bytes_of_open_scans(made: World) -> None:
     async def case() -> None:
         made.namespace("space")
         inode = await made.make_file(b"space/a", CONTENT)
@@ -516,7 +516,7 @@ class Asker:
 
 
 @pytest.mark.parametrize("lists", [True, False])
-def test_the_kernel_says_who_lists_and_opens(
+def test_scans_are_known_by_the_process_of_the_request(
     made: World, monkeypatch: pytest.MonkeyPatch, *, lists: bool
 ) -> None:
     async def case() -> None:

@@ -135,7 +135,7 @@ def _best(prompts: list[tuple[int, list[int]]], capacity: int) -> tuple[int, int
 
 
 @given(chained().filter(lambda prompts: sum(len(ids) for _, ids in prompts) <= 13))
-def test_the_bound_is_the_best_choice_of_what_to_hold(
+def test_bound_is_that_of_the_best_choice_of_objects(
     prompts: list[tuple[int, list[int]]],
 ) -> None:
     for capacity in (1, 2, 3):

@@ -133,7 +133,7 @@ def test_failures_of_the_system_are_errors_of_the_tier(nvme: NvmeTier) -> None:
         nvme.rename(7, 1, 2)
 
 
-def test_room_is_what_is_neither_used_nor_reserved(nvme: NvmeTier) -> None:
+def test_free_room_is_neither_used_nor_reserved(nvme: NvmeTier) -> None:
     nvme.used, nvme.reserved = 10 * MIB, 4 * MIB
     assert nvme.free == 50 * MIB
     assert Tier.cost(0) == 4096, "an empty file is not free"
@@ -156,7 +156,7 @@ def test_the_directory_belongs_to_one(nvme: NvmeTier) -> None:
         NvmeTier(nvme.root, MIB)
 
 
-def test_a_holder_that_has_not_said_who_it_is_is_unknown(nvme: NvmeTier) -> None:
+def test_holder_without_a_name_is_reported_as_unknown(nvme: NvmeTier) -> None:
     with pytest.raises(ConfigError, match=r"another kvfs \(unknown\)"):
         NvmeTier(nvme.root, MIB)
 

@@ -37,7 +37,7 @@ def test_an_object_larger_than_the_limit_passes_and_the_next_one_waits() -> None
     run(case)
 
 
-def test_a_burst_is_what_idle_time_saves_up_at_most() -> None:
+def test_idle_time_saves_up_one_burst_at_most() -> None:
     async def case() -> None:
         bucket = TokenBucket(10, burst=0.5)
         assert [bucket.try_acquire(5), bucket.try_acquire(5), bucket.try_acquire(1)] == [
@@ -55,7 +55,7 @@ def test_a_burst_is_what_idle_time_saves_up_at_most() -> None:
     run(case)
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_unlimited_bucket_waits_for_nothing() -> None:
     async def case() -> None:
         bucket = TokenBucket(0)
         for _ in range(10):
@@ -92,7 +92,7 @@ def test_no_more_passes_than_the_rate_a_burst_and_one_object(
     run(case)
 
 
-def test_those_who_wait_pass_in_the_order_of_arrival_one_by_one() -> None:
+def test_waiting_tasks_pass_in_the_order_of_arrival() -> None:
     async def case() -> None:
         bucket = TokenBucket(1)
         bucket.charge(1)
@@ -138,7 +138,7 @@ def test_a_cancelled_waiter_is_not_charged() -> None:
 
 
 @pytest.mark.parametrize(("rate", "then"), [(20, 1 + 0.5), (5, 1 + 2), (0, 1)])
-def test_a_new_rate_holds_for_those_who_wait(rate: float, then: float) -> None:
+def test_new_rate_holds_for_waiting_tasks(rate: float, then: float) -> None:
     async def case() -> None:
         bucket = TokenBucket(10)
         bucket.charge(20)
@@ -157,7 +157,7 @@ def test_a_new_rate_holds_for_those_who_wait(rate: float, then: float) -> None:
     run(case)
 
 
-def test_a_new_rate_makes_no_more_of_what_was_saved_up() -> None:
+def test_new_rate_keeps_the_saved_up_burst() -> None:
     async def case() -> None:
         bucket = TokenBucket(1, burst=10)
         bucket.charge(0)

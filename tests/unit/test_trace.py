@@ -215,7 +215,7 @@ def test_missing_trace_or_directory_is_refused(tmp_path: Path) -> None:
         list(read(str(tmp_path)))
 
 
-def test_a_trace_in_memory_is_what_was_read() -> None:
+def test_trace_in_memory_equals_the_file() -> None:
     requests = [Prompt(0.5, 600, [1, 8]), Prompt(2.0, 0, []), Prompt(3.0, 512, [1])]
     loaded = Trace(requests, "t")
     assert list(loaded) == requests

@@ -153,7 +153,7 @@ def test_existing_name_is_eexist(tree: Tree) -> None:
             call()
 
 
-def test_under_what_is_no_directory(tree: Tree) -> None:
+def test_operations_below_a_fifo_are_enotdir(tree: Tree) -> None:
     pipe = fifo(tree, b"pipe")
     for call in (
         lambda: mkdir(tree, b"a", pipe),
@@ -166,7 +166,7 @@ def test_under_what_is_no_directory(tree: Tree) -> None:
             call()
 
 
-def test_a_removed_directory_has_its_attributes_while_somebody_has_it_open(tree: Tree) -> None:
+def test_removed_open_directory_keeps_its_attributes(tree: Tree) -> None:
     ino = mkdir(tree, b"a")
     tree.rmdir(ROOT_INO, b"a")
     found = tree.inode(ino)
@@ -208,7 +208,7 @@ def test_a_setgid_directory_passes_its_group_on(tree: Tree) -> None:
     assert (pipe.gid, pipe.mode) == (5, FIFO)
 
 
-def test_devices_and_links_keep_what_they_are(tree: Tree) -> None:
+def test_devices_and_links_keep_their_type_and_target(tree: Tree) -> None:
     device = tree.make(ROOT_INO, b"null", stat.S_IFCHR | 0o666, 0, 0, rdev=os.makedev(1, 3))
     link = tree.make(ROOT_INO, b"link", stat.S_IFLNK | 0o777, 0, 0, target=b"to\xff")
     assert tree.inode(device.ino).rdev == os.makedev(1, 3)

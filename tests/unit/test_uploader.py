@@ -398,9 +398,7 @@ def test_a_mode_and_a_name_that_change_go_up_together(made: World, store: Memory
     trio.run(case)
 
 
-def test_a_catalog_that_does_not_know_what_was_said_says_nothing_new(
-    made: World, store: MemoryStore
-) -> None:
+def test_unknown_attributes_in_the_catalog_cause_no_upload(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         inode = await made.store(b"a", A, made.ram)
         await made.upload_all()
@@ -486,7 +484,7 @@ def test_a_copy_in_parts_that_fails_is_made_again(
 
 @pytest.mark.parametrize("what", ["name", "mode"])
 @pytest.mark.parametrize("verb", ["copy", "complete"])
-def test_a_copy_that_nobody_heard_of_is_found(
+def test_copy_with_a_lost_answer_is_found(
     made: World, store: MemoryStore, monkeypatch: pytest.MonkeyPatch, what: str, verb: Verb
 ) -> None:
     """It was carried out, the store went away, and so did the daemon."""
@@ -817,9 +815,7 @@ def test_a_damaged_note_of_an_upload_aborts_nothing_and_stays(
 # After a start
 
 
-def test_a_restart_finds_what_is_dirty_and_what_is_to_be_deleted(
-    made: World, store: MemoryStore
-) -> None:
+def test_restart_finds_dirty_objects_and_pending_deletes(made: World, store: MemoryStore) -> None:
     async def before() -> None:
         for name in (b"a", b"b", b"c", b"d"):
             await made.store(name, A + name, made.nvme)
@@ -933,7 +929,7 @@ def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> 
     trio.run(case)
 
 
-def test_a_quota_waits_for_uploads_of_what_is_to_go(made: World, store: MemoryStore) -> None:
+def test_quota_waits_for_uploads_of_its_victims(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         assert made.dispatcher.uploader is not None
         space = made.namespace("n", quota_objects="2", eviction="lru")
@@ -1013,7 +1009,7 @@ def test_a_name_that_is_too_long_for_a_key_is_written_beside_it(
 
 
 @pytest.mark.parametrize("then", ["unlink", "rename", "rewrite", "restart"])
-def test_an_upload_whose_answer_was_lost_leaves_nothing_behind(
+def test_upload_with_a_lost_answer_leaves_nothing_behind(
     made: World, store: MemoryStore, then: str
 ) -> None:
     async def before() -> None:

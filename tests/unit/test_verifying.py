@@ -154,7 +154,7 @@ def test_a_file_system_that_cannot_read_past_the_page_cache_is_read_through_it(
     assert not cached(tmp_path / "a"), "nothing is left behind"
 
 
-def test_a_file_that_somebody_writes_is_let_go_of(
+def test_file_written_during_its_verification_is_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = made(tmp_path / "a", bytes(3 * PIECE))

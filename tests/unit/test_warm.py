@@ -118,7 +118,7 @@ def test_objects_that_do_not_fit_are_counted_with_their_reason(tmp_path: Path) -
         run(lambda: case(made))
 
 
-def test_cancelled_ends_what_is_not_begun(made: World) -> None:
+def test_cancel_ends_fetches_that_are_not_begun(made: World) -> None:
     async def case() -> None:
         assert made.remote is not None
         inodes = await tree(made)
@@ -196,7 +196,7 @@ def test_object_that_cannot_be_warmed_has_a_reason(made: World, trouble: str) ->
     run(case)
 
 
-def test_the_attribute_starts_it_and_says_what_is_to_come(made: World) -> None:
+def test_warm_attribute_starts_the_job_and_shows_the_rest(made: World) -> None:
     async def case() -> None:
         inodes = await tree(made)
         life, d = made.lifecycle, made.at(b"d")
