@@ -1,7 +1,7 @@
 """RocksDB holds all names, attributes and places of copies. Only this package knows its keys."""
 
 from kvfs.catalog.batch import Batch
-from kvfs.catalog.catalog import Catalog
+from kvfs.catalog.catalog import Catalog, Named
 from kvfs.catalog.inode import LINK_MAX, ROOT_INO, Inode, PackedCopy
 from kvfs.catalog.keys import BUCKET_KINDS, FORMAT, Dentry, Stored
 
@@ -14,6 +14,7 @@ __all__ = [
     "Catalog",
     "Dentry",
     "Inode",
+    "Named",
     "PackedCopy",
     "Stored",
 ]

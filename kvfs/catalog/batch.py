@@ -96,6 +96,7 @@ class BatchCatalog(Protocol):
     complete_batch: "Callable[[Batch], None]"
 
     def inode(self, ino: int) -> Inode | None: ...
+    def named(self, ino: int) -> object: ...
     def lookup(self, parent: int, name: bytes) -> Dentry | None: ...
     def names(self, parent: int, start: bytes) -> Iterator[bytes]: ...
     def xattr_names(self, ino: int) -> list[bytes]: ...
@@ -272,7 +273,7 @@ class Batch:
             try:
                 consequence()
             except Exception as error:
-                log.exception("what follows from a change of the catalog failed")
+                log.exception("what follows from a change of the catalog failed: a defect of kvfs")
                 met = met or error
         if met is not None:
             raise met
@@ -285,7 +286,8 @@ class Batch:
             try:
                 stored = self._catalog.inode(inode.ino)
             except CatalogError as error:  # the exception that is raised tells more
-                log.error("inode %d may differ from its record: %s", inode.ino, error)
+                named = self._catalog.named(inode.ino)
+                log.error("%s may differ from its record until the next mount: %s", named, error)
                 continue
             if stored is not None:
                 inode.copy_from(stored)

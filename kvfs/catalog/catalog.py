@@ -7,6 +7,7 @@ loss, nor where the catalog lost its newest changes (`doubt`). The database answ
 """
 
 import logging
+import os
 import re
 import struct
 import time
@@ -18,7 +19,7 @@ from kvfs import failpoints
 from kvfs.catalog import keys
 from kvfs.catalog.batch import Answers, Batch
 from kvfs.catalog.database import CURE, Database, Recovered
-from kvfs.catalog.inode import Inode
+from kvfs.catalog.inode import ROOT_INO, Inode
 from kvfs.catalog.journal import Changes
 from kvfs.catalog.keys import Dentry
 from kvfs.errors import CatalogError, ConfigError
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
 _NUMBER = re.compile(r"[0-9]{1,19}")
 IDS_AT_ONCE = 1 << 20  # one synced write reserves this many numbers
+DEEPEST = 4096  # names of a path: a damaged catalog may have a directory below itself
 DOUBT = "doubt"  # a fact: the change after which changes are missing, which kvfs could not restore
 
 
@@ -263,6 +265,49 @@ class Catalog:
         directory = None if entry is None else self.inode(inode.links[0][0])
         return None if entry is None or directory is None else (directory, entry)
 
+    def some_name(self, inode: Inode) -> tuple[int, bytes]:
+        """The directory and the first name of an inode; (0, b"") if it has no name."""
+        for parent, cookie in inode.links:
+            entry = self.dentry(parent, cookie)
+            if entry is not None:
+                return parent, entry.name
+        return 0, b""
+
+    def to_publish(self, ino: int) -> tuple[int, bytes] | None:
+        """The directory and the name that a nameless file gets at its close; None: no such file."""
+        value = self.mark(keys.UNPUBLISHED, ino) or b""
+        parent, name = int.from_bytes(value[: keys.U64.size], "big"), value[keys.U64.size :]
+        return (parent, name) if parent and name else None
+
+    def path_of(self, ino: int) -> str:
+        """The path of an inode below the mount point; "" if it has none or a read fails."""
+        try:
+            return os.fsdecode(b"/".join(self.names_to(ino)))
+        except (CatalogError, struct.error):
+            return ""
+
+    def names_to(self, ino: int, *, publishing: bool = False) -> list[bytes]:
+        """The names of a path to an inode, from the top; [] if it has no path.
+
+        publishing: a file that has no name yet has the name that it gets. Raises CatalogError.
+        """
+        names: list[bytes] = []
+        while ino != ROOT_INO:
+            inode = self.inode(ino)
+            parent, name = (0, b"") if inode is None else self.some_name(inode)
+            if not name and publishing and not names:
+                parent, name = self.to_publish(ino) or (0, b"")
+            if not name:
+                return []
+            names.append(name)
+            if len(names) > DEEPEST:
+                raise CatalogError(f"catalog {self.path}: directory {ino} is too deep")
+            ino = parent
+        return names[::-1]
+
+    def named(self, ino: int) -> "Named":
+        return Named(self, ino)
+
     def entries_after(self, parent: int, cookie: int, limit: int) -> list[Dentry]:
         """Up to `limit` entries of a directory with greater cookies, in order."""
         all_of_it = keys.COOKIES + keys.number_key(parent)
@@ -313,3 +358,28 @@ class Catalog:
 
     def unfinished(self) -> list[int]:
         return [ino for ino, _ in self.marks(keys.MARKS)]
+
+
+class Named:
+    """An inode for a message: its quoted path, which is read when the message is made.
+
+    A catalog that cannot be read hides no message: then the inode has its number.
+    """
+
+    __slots__ = ("_catalog", "_ino")
+
+    def __init__(self, catalog: Catalog, ino: int) -> None:
+        self._catalog = catalog
+        self._ino = ino
+
+    def __str__(self) -> str:
+        if self._ino == ROOT_INO:
+            return "the mount point"
+        try:
+            names = self._catalog.names_to(self._ino, publishing=True)
+        except Exception:  # noqa: BLE001 (the message matters more)
+            return f"inode {self._ino}"
+        unlinked = f"an unlinked object (inode {self._ino})"
+        return repr(os.fsdecode(b"/".join(names))) if names else unlinked
+
+    __repr__ = __str__

@@ -143,7 +143,7 @@ class Database:
             )
         if found.lost and self.openings > 1:  # at the first opening the catalog logs more
             log.error(
-                "catalog %s: it was opened anew, and lacks its newest %d changes",
+                "catalog %s: it was opened anew, and lacks its newest %d changes: run kvfs fsck",
                 *(self.path, found.lost),
             )
         self.recovered = found
@@ -188,7 +188,11 @@ class Database:
             self._db.close()
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
             # The disk is full. Nothing is lost: the next opening reads the changes from the log.
-            log.warning("catalog %s: tables were not written at the end: %s", self.path, error)
+            log.warning(
+                "catalog %s: tables were not written at the end, nothing is lost: %s",
+                self.path,
+                error,
+            )
 
     def discard(self) -> None:
         """Close a database that nothing was written to."""
@@ -327,7 +331,7 @@ class Database:
             self._open(read_only=True)
             self._read_only = True
         except Exception as error:  # noqa: BLE001 (rocksdict raises no other)
-            log.error("catalog %s cannot be read: %s", self.path, error)
+            log.error("catalog %s cannot be read, programs get EIO: %s", self.path, error)
 
 
 def _line(error: Exception) -> str:

@@ -210,7 +210,7 @@ def _segments(path: Path) -> list[tuple[int, Path]]:
         if _NAME.fullmatch(name):
             found.append((int(name, 16), path / name))
         elif name != _NEW:
-            log.info("%s is no file of a journal", path / name)
+            log.info("%s is no file of a journal, and stays", path / name)
     return sorted(found)
 
 
@@ -245,7 +245,7 @@ def _read_segment(
     try:
         data = _content(path)
     except (ConfigError, OSError) as error:
-        log.error("%s cannot be read: %s", path, error)
+        log.error("%s cannot be read, its changes may be missing: %s", path, error)
         return "", 0, first
     at, whole, begun, where, has, tells = 0, True, False, "", 0, first - 1
     while at < len(data):

@@ -213,7 +213,7 @@ class Dispatcher:
                 await movement.move(found)
         except (OSError, SourceChangedError, KvfsError) as error:
             if self._concerns(about):
-                self.breaker.failed(movement.name, inos[0], error)
+                self.breaker.failed(movement.name, self.ledger.catalog.named(inos[0]), error)
         finally:
             self._running -= 1
             self._jobs.difference_update(inos)

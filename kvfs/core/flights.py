@@ -36,12 +36,12 @@ class Flight:
         """Wake all callers that wait."""
         self.ended.set()
 
-    def expect_done(self, ino: int) -> None:
-        """Raise NotFoundError, a miss, if the work failed; StaleError if the inode changed."""
+    def expect_done(self, named: object) -> None:
+        """Raise NotFoundError, a miss, if the work failed; StaleError if the object changed."""
         if isinstance(self.problem, StaleError):  # its name may mean another file by now
             raise StaleError(str(self.problem)) from self.problem
         if self.problem is not None:
-            raise NotFoundError(f"inode {ino}: {self.problem}") from self.problem
+            raise NotFoundError(f"{named}: {self.problem}") from self.problem
 
 
 K = TypeVar("K", bound=Hashable)

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.admin.administration import path_of
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.order import key_of
 from kvfs.daemon.mount import Mount
@@ -40,13 +39,13 @@ def describe(mount: Mount, ino: int) -> dict[str, Any]:
     """Return the facts of an inode. Raises NotFoundError."""
     inode = mount.ledger.table.inode(ino)
     if inode is None or mount.ledger.removals.is_gone(inode):
-        raise NotFoundError(f"inode {ino}: there is none any more")
+        raise NotFoundError(f"{mount.ledger.catalog.named(ino)}: there is none any more")
     held = mount.ledger.table.staging.get(ino)
     if held is not None:
         mount.operations.objects.files.measure(held)
     space = mount.ledger.namespaces.of(inode)
     found = {
-        "path": path_of(mount.lifecycle, ino),
+        "path": mount.ledger.catalog.path_of(ino),
         "ino": ino,
         "kind": _KINDS.get(stat.S_IFMT(inode.mode), "other"),
         "mode": inode.mode,
@@ -112,7 +111,7 @@ def _state(mount: Mount, inode: Inode) -> str:
 
 def _paths(mount: Mount, inos: Iterable[int]) -> list[str]:
     """Return paths of some of these inodes, in order."""
-    found = (path_of(mount.lifecycle, ino) for ino in islice(inos, NAMED))
+    found = (mount.ledger.catalog.path_of(ino) for ino in islice(inos, NAMED))
     return sorted(path for path in found if path)
 
 

@@ -292,8 +292,9 @@ class Mount:
                 self._end_now()
             nursery.cancel_scope.cancel()
         await self.dispatcher.trash.empty()
-        if self.ledger.table.open:
-            log.warning("%d inodes were still open", len(self.ledger.table.open))
+        if still := self.ledger.table.open:
+            first = self.ledger.catalog.named(next(iter(still)))
+            log.warning("%d objects were still open, the first is %s", len(still), first)
 
     @property
     def discards(self) -> bool:

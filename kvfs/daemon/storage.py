@@ -127,7 +127,8 @@ class MountStorage:
                     catalog.set_fact("clean", str(self._session))
                 catalog.close()
         except (KvfsError, OSError) as error:
-            log.error("%s: the session is not closed properly: %s", self.config.mountpoint, error)
+            where = self.config.mountpoint
+            log.error("%s: the session is not closed properly, as after a crash: %s", where, error)
         if ram is not None:
             ram.close()
             if ended or not (self.relied_on or ram.adopted):

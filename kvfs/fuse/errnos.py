@@ -5,7 +5,7 @@ other exception is a defect of kvfs: EIO, with its traceback in the log.
 """
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from kvfs import errors
 
@@ -50,7 +50,7 @@ def errno_of(error: errors.KvfsError) -> int:
     return errno.EIO
 
 
-def shown(operation: str, arguments: Sequence[object]) -> str:
+def shown(operation: str, arguments: Iterable[object]) -> str:
     """The call in one line of SHOWN printable characters at most, names as Python writes them.
 
     Users' bytes are left out; only their number is shown.

@@ -71,6 +71,10 @@ class Handles:
             failpoints.reach("fuse.handle.bound")
         return handle
 
+    def held(self, handle: int) -> OpenObject | None:
+        found = self._taken.get(handle)
+        return None if found is None else found.held
+
     def __getitem__(self, handle: int) -> Handle:
         return self._taken[handle]
 

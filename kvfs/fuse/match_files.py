@@ -81,7 +81,9 @@ def _remembered(path: Path) -> _Asked | None:
         if text is None or not _PATTERN.fullmatch(text) or not _NAME.fullmatch(path.name):
             raise kept.wrong(path, text or "", _RECORD, _CURE)
     except ConfigError as error:
-        log.warning("a descriptor of %s is forgotten: %s", matching.NAME, error)
+        log.warning(
+            "a descriptor of %s is forgotten, its client opens anew: %s", matching.NAME, error
+        )
         return None
     ino, *who = map(int, text.split(" "))
     return _Asked(ino, Who(*who) if who else NOBODY)
@@ -149,7 +151,7 @@ class MatchFiles(VirtualFileKind):
     def open(self, inode: int, flags: int, ctx: RequestContext) -> int:
         directory, who = inode - self.first, Who(ctx.uid, ctx.gid)
         if not self.is_in(directory):
-            raise StaleError(f"directory {directory} is no namespace with prefix=on")
+            raise StaleError(f"{self.tree.catalog.named(directory)} is no namespace with prefix=on")
         if flags & os.O_ACCMODE != os.O_RDWR:
             raise InvalidError(f"{matching.NAME} opened with flags {flags:#o}, expected O_RDWR")
         self._take_part(self.handles, who.uid)

@@ -11,6 +11,7 @@ committed. A repeated OPEN or CREATE gets the handle that it was given.
 
 import errno
 import functools
+import inspect
 import logging
 import os
 import stat
@@ -81,23 +82,30 @@ class FuseKernel(Backings, Table, Protocol):
 
 def answering(operation: Operation[P, R]) -> Operation[P, R]:
     """Answer errors of kvfs with their errno, and anything else with EIO."""
+    name, parameters = operation.__name__, list(inspect.signature(operation).parameters)
+    if name == "readdir":
+        parameters[1] = "inode"  # which a directory has in place of a handle
+
+    def call(self: object, *given: object) -> str:
+        assert isinstance(self, Operations)
+        return shown(name, map(self.named, parameters[1:], given))
 
     @functools.wraps(operation)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
-        name = operation.__name__
         try:
             return await operation(*args, **kwargs)
         except FUSEError:
             raise
         except KvfsError as error:
-            log.debug("%s: %s", name, error)
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s: %s", call(*args), error)
             kind, code = type(error).__name__, errno_of(error)
         except OSError as error:
-            log.exception("%s failed", shown(name, args[1:]))
+            log.exception("%s failed", call(*args))
             code = error.errno or errno.EIO
             kind = errno.errorcode.get(code, "EIO")
         except Exception:
-            log.exception("%s failed: a defect of kvfs", shown(name, args[1:]))
+            log.exception("%s failed: a defect of kvfs", call(*args))
             kind, code = DEFECT, errno.EIO
         assert isinstance(args[0], Operations)
         args[0].errors[name, kind] += 1
@@ -183,13 +191,22 @@ class Operations(pyfuse3.Operations):
         self.bucket_listing = bucket_listing
         self.bucket_lookup = None if bucket_listing is None else bucket_listing.bucket_lookup
 
+    def named(self, parameter: str, value: object) -> object:
+        """An argument for the log: an inode or a handle is the path of its object."""
+        if not isinstance(value, int) or value >= FIRST_VIRTUAL:
+            return value
+        held = self.handles.held(value) if parameter == "fh" else None
+        if held is None and "inode" not in parameter:
+            return value
+        return self.tree.catalog.named(value if held is None else held.inode.ino)
+
     async def end_takeover(self) -> None:
         """When the kernel has sent all requests again, release handles that no request claimed."""
         while not self.kernel.resends_over():  # noqa: ASYNC110 (the C part has no events)
             await trio.sleep(TAKEOVER_STEP)
         self.answers.forget()
         for handle in self.handles.end_claims():
-            log.info("handle %d: whoever opened it has died", handle)
+            log.info("%s: a program that had it open has died", self.named("fh", handle))
             await self.release(handle)
 
     # Attributes
@@ -272,10 +289,10 @@ class Operations(pyfuse3.Operations):
         await self._complete(inode)
         found = self.tree.inode(inode)
         if is_stub(found):
-            raise NotFoundError(f"inode {inode}: the bucket has not said yet what it is")
+            raise NotFoundError("the bucket has not said yet what it is")
         if fields.update_size:
             if not found.is_file:
-                raise IsADirError(f"inode {inode} has no size to change")
+                raise IsADirError("it has no size to change")
             found = await self.objects.truncate(inode, attr.st_size)
         if fields.update_mtime:
             await self.objects.touch(inode, attr.st_mtime_ns)
@@ -436,8 +453,8 @@ class Operations(pyfuse3.Operations):
         found = self.tree.lookup(parent, name)
         if found.is_dir and not await self.bucket_listing.show_below(found.ino):
             raise OtherNamespaceError(
-                f"directory {found.ino} has more below it in the bucket than can be listed while "
-                "the kernel holds it: it is to be copied"
+                f"{self.tree.catalog.named(found.ino)} has more below it in the bucket than can be "
+                "listed while the kernel holds it: it is to be copied"
             )
 
     # Files
@@ -652,7 +669,7 @@ class Operations(pyfuse3.Operations):
         if name.startswith(PREFIX):
             value = self.lifecycle.attribute(self.tree.inode(inode), name)
             if value is None:
-                raise NoAttributeError(f"inode {inode} has no attribute {name!r}")
+                raise NoAttributeError(f"no attribute {name!r}")
             return value
         return self.attributes.xattr(inode, name)
 
@@ -673,9 +690,8 @@ class Operations(pyfuse3.Operations):
             return
         self.attributes.remove_xattr(inode, name)
 
-    @staticmethod
     @contextmanager
-    def _told(name: bytes, ctx: RequestContext, inode: Inode) -> Iterator[None]:
+    def _told(self, name: bytes, ctx: RequestContext, inode: Inode) -> Iterator[None]:
         """Allow only root and the mount's owner, as the control socket; a file's owner may warm it.
 
         Write permission to the directory is not enough, because settings bind its writers too. A
@@ -692,7 +708,8 @@ class Operations(pyfuse3.Operations):
         except ConfigError as error:
             what = name.decode("latin-1").encode("unicode_escape").decode()
             why = str(error).encode("unicode_escape").decode()  # anybody's bytes are in it
-            log.warning("attribute %.200s is refused: %.200s", what, why)
+            named = self.tree.catalog.named(inode.ino)
+            log.warning("%s: attribute %.200s is refused: %.200s", named, what, why)
             raise
 
     def stacktrace(self) -> None:

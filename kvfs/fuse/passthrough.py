@@ -131,7 +131,9 @@ class Passthrough:
         try:
             _passthrough.close_backing(backing_id, entry)
         except OSError as error:
-            log.error("backing id %d cannot be closed: %s", backing_id, error)
+            log.error(
+                "backing id %d cannot be closed, its file keeps its room: %s", backing_id, error
+            )
         heapq.heappush(self._free, entry)
         if failpoints.active:
             failpoints.reach("fuse.backing.closed")
@@ -154,7 +156,11 @@ class Passthrough:
                 _passthrough.close_backing(backing_id, entry)
             except OSError as error:
                 if error.errno != errno.ENOENT:  # closed already: the daemon died before the note
-                    log.error("backing id %d cannot be closed: %s", backing_id, error)
+                    log.error(
+                        "backing id %d cannot be closed, its file keeps its room: %s",
+                        backing_id,
+                        error,
+                    )
         taken = set(self._entries.values())
         self._free = [entry for entry in range(self._end) if entry not in taken]
 
@@ -228,5 +234,5 @@ class Passthrough:
         except OSError as error:
             if error.errno not in {errno.EINVAL, errno.ENOTCONN, errno.ENODEV}:
                 raise
-            log.debug("names of inode %d are left to the kernel's queue: %s", ino, error)
+            log.debug("names below %r are left to the kernel's queue: %s", os.fsdecode(name), error)
         self.invalidate_name(parent, name, ino)

@@ -185,7 +185,7 @@ class RamTier(Tier):
         try:
             return os.open(path, os.O_RDONLY | EXISTING, dir_fd=self._read_only)
         except OSError as error:
-            raise self.not_opened("lend", path, ino, error) from error
+            raise self.not_opened("lend", path, error) from error
 
     def close(self) -> None:
         if self._read_only >= 0:

@@ -97,7 +97,7 @@ class Tier:
                 failpoints.reach("tiers.create")
             fd = os.open(self.path(ino, version), flags, 0o600)
         except OSError as error:
-            raise self.failed("create", ino, error) from error
+            raise self.failed("create", self.path(ino, version), error) from error
         if failpoints.active:
             failpoints.reach("tiers.created")
         return fd
@@ -120,15 +120,15 @@ class Tier:
                 failpoints.reach("tiers.open")
             return os.open(path, flags)
         except OSError as error:
-            raise self.not_opened("open", path, ino, error) from error
+            raise self.not_opened("open", path, error) from error
 
-    def not_opened(self, verb: str, path: str, ino: int, error: OSError) -> KvfsError:
+    def not_opened(self, verb: str, path: str, error: OSError) -> KvfsError:
         """The domain error for a file that could not be opened."""
         if isinstance(error, FileNotFoundError):
             return NotFoundError(f"{self.name} tier: {path} is gone")
         if isinstance(error, BlockingIOError):
-            return InUseError(f"{self.name} tier: somebody has a lease of inode {ino}")
-        return self.failed(verb, ino, error)
+            return InUseError(f"{self.name} tier: a process has a lease of {path}")
+        return self.failed(verb, path, error)
 
     @classmethod
     def shared(cls, fd: int) -> bool:
@@ -159,7 +159,7 @@ class Tier:
                 failpoints.reach("tiers.rename")
             os.rename(self.path(ino, version), self.path(ino, new_version))
         except OSError as error:
-            raise self.failed("rename", ino, error) from error
+            raise self.failed("rename", self.path(ino, version), error) from error
         if failpoints.active:
             failpoints.reach("tiers.renamed")
 
@@ -170,9 +170,9 @@ class Tier:
                 failpoints.reach("tiers.unlink")
             os.unlink(self.path(ino, version))
         except FileNotFoundError:
-            log.debug("%s tier: %x.%x was gone already", self.name, ino, version)
+            log.debug("%s tier: %s was gone already", self.name, self.path(ino, version))
         except OSError as error:
-            self.failed("unlink", ino, error)
+            self.failed("unlink", self.path(ino, version), error)
             return False
         if failpoints.active:
             failpoints.reach("tiers.unlinked")
@@ -205,10 +205,10 @@ class Tier:
                 failpoints.reach("tiers.quarantine")
             os.rename(path, self.root / "quarantine" / os.path.basename(path))
         except FileNotFoundError:
-            log.debug("%s tier: nothing left of %x.%x to keep", self.name, ino, version)
+            log.debug("%s tier: %s is gone, quarantine keeps nothing of it", self.name, path)
             return None
         except OSError as error:
-            self.failed("quarantine", ino, error)
+            self.failed("quarantine", path, error)
             return False
         if failpoints.active:
             failpoints.reach("tiers.quarantined")
@@ -229,13 +229,14 @@ class Tier:
         """Whether the tier's directory is still there, as opposed to one file in it."""
         return os.path.isdir(self.folders[0])
 
-    def failed(self, verb: str, ino: int, error: OSError) -> KvfsError:
-        """The domain error of a failure.
+    def failed(self, verb: str, path: str, error: OSError) -> KvfsError:
+        """The domain error of a failure at a backing file.
 
         Logged once for each kind: a failing disk has thousands.
         """
         kind = errno.errorcode.get(error.errno or 0, "unknown error")
-        message = f"{self.name} tier {self.root}: {verb} of inode {ino} failed: {kind} {error}"
+        why = error.strerror or error
+        message = f"{self.name} tier: {verb} of {path} failed: {kind} {why}"
         full = error.errno in {errno.ENOSPC, errno.EDQUOT}
         what = f"{verb}: {kind}"
         if not full:
@@ -244,7 +245,7 @@ class Tier:
             self.health.failed(time.monotonic(), what)
         if what not in self._logged:
             self._logged.add(what)
-            log.error("%s (more of the same kind is not logged)", message)
+            log.error("%s (kvfs tests the tier; more of the same kind is not logged)", message)
         return NoSpaceError(message) if full else TierError(message)
 
     def left(self) -> int:

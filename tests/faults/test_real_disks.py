@@ -288,7 +288,7 @@ def test_object_with_failed_writeback_is_a_miss_before_the_sync_of_kvfs(
     monkeypatch.setenv("KVFS_FAILPOINTS", "movement.read=delay:600")  # s: the sync does not come
     kv = mount(OPTIONS)
     kv.allow_log(HASTY)
-    kv.allow_log("writeback of inode|more of the same kind is not logged|nothing is changed")
+    kv.allow_log("writeback of /|more of the same kind is not logged|nothing is changed")
     kv.allow_log("catalog|not closed properly|is down|goes on in|given up|not answer")
     thin.keep_metadata()
     fill(store / "foreign")

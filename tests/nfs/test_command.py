@@ -136,7 +136,7 @@ def test_a_mount_that_was_detached_names_the_export_that_holds_it(
     kv: Mounted, started: Callable[..., Client]
 ) -> None:
     started().close()
-    kv.allow_log("inodes were still open")
+    kv.allow_log("objects were still open")
     keeper = kv.keeper
     subprocess.run([*KVFS, "umount", "--lazy", kv.path], check=True)
     done = subprocess.run(

@@ -253,7 +253,7 @@ def test_object_unlinked_during_its_download_is_read_to_its_end(
 
 def test_unlinked_download_of_a_dead_daemon_is_an_error(spilled: Spilled, valve: Valve) -> None:
     kv, path = spilled()
-    kv.expect_log("a read fails: inode .* its bytes have not all come, and are gone")
+    kv.expect_log("a read gets EIO: its bytes have not all come, and are gone")
     valve.let(lambda start: start < CHUNK)
     with path.open("rb", buffering=0) as file:
         assert os.pread(file.fileno(), MIB, 0) == LARGE[:MIB]
@@ -268,7 +268,7 @@ def test_unlinked_download_of_a_dead_daemon_is_an_error(spilled: Spilled, valve:
 
 def test_a_damaged_chunk_is_given_to_nobody(spilled: Spilled, valve: Valve) -> None:
     kv, path = spilled()
-    kv.expect_log("a read fails: inode .* has another xxh3-64")
+    kv.expect_log("a read gets EIO: .* has another xxh3-64")
     kv.allow_log("is lost|once more|stays in the bucket")
     valve.damage = (MARK, MARK[::-1])
     with path.open("rb", buffering=0) as file:
@@ -285,7 +285,7 @@ def test_a_damaged_chunk_is_given_to_nobody(spilled: Spilled, valve: Valve) -> N
 
 def test_bytes_that_do_not_come_are_an_error(spilled: Spilled, valve: Valve) -> None:
     kv, path = spilled()
-    kv.expect_log("a read fails: inode .* not here within 1 s")
+    kv.expect_log("a read gets EIO: .* not here within 1 s")
     valve.let(lambda start: start < CHUNK)
     with path.open("rb", buffering=0) as file:
         assert os.pread(file.fileno(), MIB, 0) == LARGE[:MIB]

@@ -489,7 +489,7 @@ def test_a_catalog_that_fails_meanwhile_ends_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(other.made.ledger.dirty, "stored", fail)
             await later(open_predictor.PAUSE)
-        assert "is not held against the bucket: no disk" in caplog.text
+        assert "is not compared with the bucket: no disk" in caplog.text
 
     run(case)
 

@@ -1,5 +1,6 @@
 """RocksDB as kvfs uses it: batches, numbers, scans, and what is refused."""
 
+import logging
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from kvfs import failpoints
 from kvfs.catalog import FORMAT, Catalog, Dentry, Inode, PackedCopy, Stored, audit, keys
 from kvfs.catalog import catalog as module
-from kvfs.catalog.inode import SPARSE
+from kvfs.catalog.inode import ROOT_INO, SPARSE
 from kvfs.errors import CatalogError, ConfigError
 
 HOSTILE = [b"\x00", b"\x01", b"a", b"a\xff", b"b", b"\xfe\xff", b"\xff", b"\xff\xff", b"\xff" * 255]
@@ -55,6 +56,63 @@ def inode(ino: int) -> Inode:
         ctime_ns=0,
         links=((1, ino),),
     )
+
+
+def name(catalog: Catalog, names: dict[int, list[tuple[int, bytes]]]) -> None:
+    """Put inodes with these names; each link has a number of its own."""
+    with catalog.batch() as batch:
+        for ino, links in names.items():
+            cookies = [(parent, 100 * ino + at) for at, (parent, _) in enumerate(links)]
+            batch.put(replace(inode(ino), links=tuple(cookies)))
+            for (parent, cookie), (_, text) in zip(cookies, links, strict=True):
+                batch.link(parent, Dentry(text, ino, cookie))
+
+
+def test_an_inode_is_named_by_its_path(catalog: Catalog) -> None:
+    name(catalog, {20: [(ROOT_INO, b"llama")], 21: [(20, b"a\xff\n'b"), (20, b"b")], 22: []})
+    assert catalog.path_of(20) == "llama"
+    assert catalog.path_of(21) == "llama/a\udcff\n'b"
+    assert str(catalog.named(20)) == f"{catalog.named(20)!r}" == "'llama'"
+    assert f"{catalog.named(21)}" == repr("llama/a\udcff\n'b")  # one line, which any log takes
+    assert str(catalog.named(ROOT_INO)) == "the mount point"
+    for gone in (22, 23):
+        assert catalog.path_of(gone) == ""
+        assert str(catalog.named(gone)) == f"an unlinked object (inode {gone})"
+
+
+def test_a_file_is_named_by_any_name_that_is_left(catalog: Catalog) -> None:
+    name(catalog, {20: [(ROOT_INO, b"d")], 21: [(20, b"a"), (20, b"b")]})
+    with catalog.batch() as batch:  # as damage does it
+        batch.unlink(20, Dentry(b"a", 21, 2100))
+    assert catalog.path_of(21) == "d/b"
+
+
+def test_a_file_that_is_not_published_is_named_by_the_name_that_it_gets(catalog: Catalog) -> None:
+    name(catalog, {20: [(ROOT_INO, b"d")], 21: [], 22: []})
+    with catalog.batch() as batch:
+        batch.mark(keys.UNPUBLISHED, 21, keys.U64.pack(20) + b"late")
+        batch.mark(keys.UNPUBLISHED, 22, bytes(8) + b"NoSpaceError")  # it is cut off
+    assert catalog.to_publish(21) == (20, b"late")
+    assert (catalog.path_of(21), str(catalog.named(21))) == ("", "'d/late'")
+    assert catalog.to_publish(22) is None
+    assert str(catalog.named(22)) == "an unlinked object (inode 22)"
+
+
+def test_naming_reads_nothing_for_a_line_that_is_not_logged_and_never_fails(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name(catalog, {20: [(ROOT_INO, b"d")], 30: [(31, b"up")], 31: [(30, b"down")]})
+    assert (catalog.path_of(30), str(catalog.named(30))) == ("", "inode 30")  # below itself
+    caplog.set_level(logging.INFO)
+
+    def fail(_: bytes) -> bytes:
+        raise CatalogError("its disk is gone")
+
+    monkeypatch.setattr(catalog.database, "get", fail)
+    logging.getLogger("kvfs").debug("%s is a miss", catalog.named(20))
+    assert (catalog.path_of(20), str(catalog.named(20))) == ("", "inode 20")
+    monkeypatch.setattr(catalog.database, "get", lambda _: b"no record")
+    assert (catalog.path_of(20), str(catalog.named(20))) == ("", "inode 20")
 
 
 def crashed(catalog: Catalog, to: Path) -> Catalog:

@@ -280,7 +280,7 @@ def test_a_failure_leaves_everything_and_pauses_demotions(
         await trio.sleep(breaker.PAUSE)
         assert made.dispatcher._next_job() is not None
         await made.check_at_rest()
-        assert "demote of inode" in caplog.text
+        assert "demote of '" in caplog.text
 
     run(case, tmp_path)
 

@@ -2,13 +2,21 @@
 
 import errno
 import inspect
+import os
+from pathlib import Path
 
 import pytest
+import trio
 
 from kvfs import errors
-from kvfs.errors import KvfsError
+from kvfs.catalog import ROOT_INO
+from kvfs.errors import KvfsError, NoSpaceError
 from kvfs.fuse.errnos import ERRNO, errno_of
 from kvfs.movement.movers import MoverFailedError
+from tests.unit.test_request_paths import CALLER, mounted
+from tests.unit.world import World, world
+
+import pyfuse3  # isort: skip
 
 CLASSES = [
     cls
@@ -46,3 +54,29 @@ def test_the_root_alone_is_an_input_output_error() -> None:
 @pytest.mark.parametrize("cls", [KvfsError, *CLASSES])
 def test_every_error_has_a_docstring(cls: type[KvfsError]) -> None:
     assert cls.__doc__
+
+
+def test_the_log_names_the_object_of_an_operation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case(made: World) -> None:
+        served, parent = mounted(made), made.mkdir(b"d").ino
+        info, entry = await served.create(parent, b"a", 0o644, os.O_CREAT | os.O_RDWR, CALLER)
+        failing = [
+            (served.lookup(parent, b"b", CALLER), "lookup('d', b'b', "),
+            (served.getxattr(entry.st_ino, b"user.x", CALLER), "getxattr('d/a', b'user.x', "),
+            (served.setxattr(ROOT_INO, b"user.kvfs.x", b"", CALLER), "setxattr(the mount point, "),
+            (served.write(info.fh, 0, b"more"), "write('d/a', 0, <4 bytes>): "),
+            (served.getattr(999, CALLER), "getattr(an unlinked object (inode 999), "),
+        ]
+        made.ledger.table.open[entry.st_ino].doom = NoSpaceError("there is no room")
+        for call, text in failing:
+            caplog.clear()
+            with pytest.raises(pyfuse3.FUSEError):
+                await call
+            assert text in caplog.text
+        made.ledger.table.open[entry.st_ino].doom = None
+        await served.release(info.fh)
+
+    with caplog.at_level("DEBUG", "kvfs.fuse.operations"), world(tmp_path) as made:
+        trio.run(case, made)

@@ -64,7 +64,7 @@ def test_a_failure_is_the_problem_of_each_that_waits(failure: Exception) -> None
             nursery.start_soon(case.ask)
             case.go.set()
         assert [flight.problem for flight in case.found] == [failure] * 2
-        with pytest.raises(NotFoundError, match="inode 7: "):
+        with pytest.raises(NotFoundError, match="7: "):
             case.found[0].expect_done(7)
         assert case.defects == []
 

@@ -254,11 +254,11 @@ def test_unreadable_settings_are_logged_and_not_used(
                 batch.mark(b"n", inos[-1], text)
         made.restart()
         trio.run(made.census)
-        for ino in inos:
+        for ino, called in zip(inos, "abc", strict=True):
             space = made.ledger.namespaces.own(ino)
             assert space is not None
             assert space.settings == Settings()
-            assert f"namespace {ino} has the default settings" in caplog.text
+            assert f"{called!r} has the default settings" in caplog.text
 
 
 # Switched and dropped
@@ -406,7 +406,7 @@ def test_attributes_that_are_refused(tmp_path: Path) -> None:
             call = partial(lifecycle.set_attribute, top, b"user.kvfs." + name, value)
             assert refusal(call).startswith(said)
         said = refusal(lambda: lifecycle.reset_attribute(top, b"user.kvfs.ttl"), NoAttributeError)
-        assert said == f"inode {top.ino} has no settings of its own"
+        assert said == "'a' has no settings of its own"
         assert not made.ledger.namespaces.own(top.ino)
         made.tell("a", version="2")
         top = made.find(b"a")

@@ -15,7 +15,7 @@ MASKS = Masks(["alice", "a.b"], ["/mnt/kv", "/data/kvfs", "s3://b/p/"])
         "s3://b/p/: no answer in 30 s, a name is a miss",
         "/mnt/kv: took over 3 handles of 2 objects, 0 of them being written",
         "No such file or directory (errno=2), 12.5% of 64K",
-        "inode 17 is to be uploaded once more: 503",
+        "an unlinked object (inode 17) is to be uploaded once more: 503",
     ],
 )
 def test_harmless_text_is_not_masked(line: str) -> None:
@@ -30,6 +30,7 @@ def test_harmless_text_is_not_masked(line: str) -> None:
             "what the bucket has of <masked> is not entered",
         ),
         ("namespace bob: no quota", "namespace <masked>: no quota"),
+        ("'llama/x' is uploaded once more: 503", "<masked> is uploaded once more: 503"),
         ("alice's a.b", "<masked> <masked>"),
         ("x: '/data/kvfs/x y'", "x: <masked>"),
         ("/mnt/kv/x.data and /data/kvfs/catalog/x", "<masked> and <masked>"),

@@ -490,7 +490,7 @@ def test_a_copy_that_cannot_be_read_is_said_and_kept(
         last = watched.scrub.describe()["last"]
         assert (last["objects"], last["unread"], last["rotten"]) == (3, 1, 0)
         assert made.disk.health.state == "suspect"
-        assert "scrub of inode" in caplog.text
+        assert f"scrub of {bad} failed: EIO" in caplog.text
         assert made.disk in made.ledger.tiers.holders(made.find(b"a"))
 
     run(case, tmp_path)
@@ -503,7 +503,7 @@ def test_a_copy_that_is_not_there_is_said(tmp_path: Path, caplog: pytest.LogCapt
         path.unlink()
         watched = Watched(made, 100)
         await watched.work(lambda: watched.passes() >= 1)
-        assert f"did not find 1 copies, the first is {path}" in caplog.text
+        assert f"did not find 1 copies, the first is of 'a', {path}" in caplog.text
         assert watched.scrub.describe()["last"]["unread"] == 1
         assert made.disk.health.state == "healthy"
 

@@ -413,8 +413,9 @@ def test_file_of_a_dead_mover_is_not_read(made: World) -> None:
 
         path = made.ram.path(inode.ino, inode.version)
         wanted = Wanted(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
+        dying = cast("Remote", _Dying(check))
         with pytest.raises(OutageError):
-            await streaming.bring(cast("Remote", _Dying(check)), inode, wanted, made.ram, began)
+            await streaming.bring(dying, inode, "a", wanted, made.ram, began)
         assert found
 
     trio.run(case)
@@ -632,7 +633,7 @@ def test_bytes_of_a_file_that_was_replaced_are_waited_for_again(
 ) -> None:
     async def case() -> None:
         assert made.ram is not None
-        stream = Stream("it", made.ram, 2 * LEAST, LEAST)
+        stream = Stream(made.ram, 2 * LEAST, LEAST)
         stream.join()
         for name in ("one", "two"):
             (tmp_path / name).write_bytes(name.encode())

@@ -114,15 +114,17 @@ def test_a_failure_is_described_and_logged_once(
 ) -> None:
     sick = OSError(errno.EIO, "sick")
     with caplog.at_level(logging.ERROR):
-        errors = [nvme.failed("open", ino, sick) for ino in range(3)]
+        errors = [nvme.failed("open", nvme.path(ino, 1), sick) for ino in range(3)]
         assert len(caplog.records) == 1
-        nvme.failed("unlink", 1, sick)
+        nvme.failed("unlink", nvme.path(1, 1), sick)
         assert len(caplog.records) == 2
     assert all(type(error) is TierError for error in errors)
-    assert f"nvme tier {nvme.root}: open of inode 2 failed: EIO" in str(errors[2])
+    assert f"nvme tier: open of {nvme.path(2, 1)} failed: EIO sick" in str(errors[2])
     assert (nvme.health.state, nvme.health.why) == ("suspect", "unlink: EIO")
     for code in (errno.ENOSPC, errno.EDQUOT):
-        assert isinstance(nvme.failed("create", 1, OSError(code, "full")), NoSpaceError)
+        assert isinstance(
+            nvme.failed("create", nvme.path(1, 1), OSError(code, "full")), NoSpaceError
+        )
 
 
 def test_failures_of_the_system_are_errors_of_the_tier(nvme: NvmeTier) -> None:

@@ -6,13 +6,12 @@ values. If they fail, they raise KvfsError with the reason, and change nothing. 
 of the commands (`Lifecycle`).
 """
 
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvfs.catalog import ROOT_INO
 from kvfs.core.admin.lifecycle import Lifecycle
-from kvfs.errors import KvfsError, NotFoundError
+from kvfs.errors import NotFoundError
 
 HOTTEST = 10  # objects that status shows
 
@@ -95,22 +94,6 @@ def summary(lifecycle: Lifecycle) -> dict[str, Any]:
         "hot": [
             {"path": path, "opens": hot.opens}
             for hot in namespaces.hot.top(HOTTEST)
-            if (path := path_of(lifecycle, hot.key))
+            if (path := lifecycle.catalog.path_of(hot.key))
         ],
     }
-
-
-def path_of(lifecycle: Lifecycle, ino: int) -> str:
-    """The path of an inode below the mount point; "" if the inode has no name any more."""
-    names: list[bytes] = []
-    while ino != ROOT_INO:
-        try:
-            inode = lifecycle.tree.inode(ino)
-            entry = lifecycle.catalog.dentry(*inode.links[0]) if inode.links else None
-        except KvfsError:  # it went away
-            return ""
-        if entry is None:
-            return ""
-        names.append(entry.name)
-        ino = inode.links[0][0]
-    return os.fsdecode(b"/".join(reversed(names)))

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode
+from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Named
 from kvfs.core.admin.visitors import pin
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.names.tree import RESERVED, Tree
@@ -259,7 +259,7 @@ class Lifecycle:
         parent, cookie = directory.links[0]
         entry = self.catalog.dentry(parent, cookie)
         if parent != ROOT_INO or entry is None:
-            raise ConfigError(f"directory {directory.ino}: expected a top-level directory")
+            raise ConfigError(f"{self._named(directory)}: expected a top-level directory")
         return entry
 
     def _detach(self, directory: Inode, name: Dentry, batch: Batch) -> None:
@@ -322,16 +322,19 @@ class Lifecycle:
     def _pin(self, inode: Inode, value: bytes) -> None:
         if value not in {b"on", b"off"}:
             raise ConfigError(
-                f"attribute {PIN.decode()}={os.fsdecode(value)!r} of inode {inode.ino}: "
+                f"attribute {PIN.decode()}={os.fsdecode(value)!r} of {self._named(inode)}: "
                 "expected on or off"
             )
         pin(self.ledger, inode, on=value == b"on")
+
+    def _named(self, inode: Inode) -> Named:
+        return self.catalog.named(inode.ino)
 
     def reset_attribute(self, inode: Inode, name: bytes) -> None:
         """Reset an attribute to its default."""
         if name == PIN and inode.is_file:
             if not self.namespaces.places.is_pinned(inode):
-                raise NoAttributeError(f"inode {inode.ino} is not pinned")
+                raise NoAttributeError(f"{self._named(inode)} is not pinned")
             self._pin(inode, b"off")
             return
         if name == WARM:
@@ -340,7 +343,7 @@ class Lifecycle:
         default = Settings().to_text()
         field = name.removeprefix(PREFIX).decode("ascii", "replace")
         if self.attribute(inode, name) is not None and self.namespaces.own(inode.ino) is None:
-            raise NoAttributeError(f"inode {inode.ino} has no settings of its own")
+            raise NoAttributeError(f"{self._named(inode)} has no settings of its own")
         if field not in default or field == "version":
             raise ConfigError(f"setting {field}: there is no such default to go back to")
         self.set_attribute(inode, name, default[field].encode())

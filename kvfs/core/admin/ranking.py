@@ -16,7 +16,6 @@ from typing import Any
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.admin.administration import path_of
 from kvfs.core.admin.lifecycle import Lifecycle
 from kvfs.errors import ConfigError
 
@@ -112,7 +111,7 @@ class Ranking:
             inode = self.ledger.table.inode(ino)
             if inode is None or self.ledger.removals.is_gone(inode):
                 continue
-            if path := path_of(self.lifecycle, ino):
+            if path := self.ledger.catalog.path_of(ino):
                 found.append(self._one(inode, path))
         return found
 

@@ -25,7 +25,8 @@ def pin(ledger: Ledger, inode: Inode, *, on: bool) -> bool:
     Raises InvalidError if the inode is no file, CatalogError.
     """
     if not inode.is_file:
-        raise InvalidError(f"inode {inode.ino} is no file: files are pinned, and namespaces")
+        named = ledger.catalog.named(inode.ino)
+        raise InvalidError(f"{named} is no file: files are pinned, and namespaces")
     if ledger.namespaces.places.is_pinned(inode) == on:
         return False
     with ledger.catalog.batch() as batch:

@@ -117,7 +117,7 @@ class NodeRecord:
             kind = type(error).__name__
             log.log(
                 logging.DEBUG if kind == self._logged else logging.WARNING,
-                "this node's record is not in %s yet: %s (said once)",
+                "this node's record is not in %s yet, kvfs tries again: %s (said once)",
                 *(self.bucket.place, error),
             )
             self._logged = kind

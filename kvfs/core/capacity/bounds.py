@@ -83,7 +83,9 @@ class Bounds:
                     self._failing = False
                 except CatalogError as error:
                     if not self._failing:
-                        log.error("no room is made for what is written: %s", error)
+                        log.error(
+                            "no room is made for what is written, kvfs tries again: %s", error
+                        )
                     self._failing = True
                     self._states.clear()
                 for held in files:
@@ -185,7 +187,7 @@ class Bounds:
         try:
             await held.tier.calls.wait(partial(_cut, fd))
         except OSError as error:
-            held.tier.failed("truncate", held.inode.ino, error)
+            held.tier.failed("truncate", held.path, error)
         finally:
             self._emptying.discard(held)
 

@@ -152,9 +152,11 @@ class Quota:
         try:
             self.keep(namespace, 0)
         except QuotaError as error:  # the next create says so
-            log.debug("after a close: %s", error)
+            named = self.ledger.catalog.named(namespace.ino)
+            log.debug("%s is beyond its quota after a close: %s", named, error)
         except CatalogError as error:
-            log.error("namespace %d keeps what is beyond its quota: %s", namespace.ino, error)
+            named = self.ledger.catalog.named(namespace.ino)
+            log.error("%s keeps what is beyond its quota for now: %s", named, error)
 
     def _may_give(self, namespace: Namespace) -> bool:
         """Whether `_give_one` would drop an object."""

@@ -193,7 +193,7 @@ class Room:
         try:
             nvme.measure(self.written(nvme))
         except OSError as error:
-            nvme.failed("statfs", 0, error)
+            nvme.failed("statfs", str(nvme.root), error)
 
     def written(self, tier: Tier) -> int:
         """Reserved bytes that files have already: staged files, and unlinked ones not yet gone."""

@@ -140,7 +140,7 @@ class Watch:
                     TierCall("fallocate", self.ledger.catalog.database.set_ballast)
                 )
         except OSError as error:
-            nvme.failed("statfs", 0, error)
+            nvme.failed("statfs", str(nvme.root), error)
             return
         except TierError:
             return  # the tier has logged it

@@ -41,8 +41,8 @@ class CheckJob(Job):
     async def tell(self, finding: Finding) -> None:
         if finding.state == "repaired":
             log.warning(
-                "check: inode %d %s: %s; repaired: %s",
-                *(finding.ino, finding.path, finding.what, finding.cure),
+                "check: %s (inode %d): %s; repaired: %s",
+                *(finding.path, finding.ino, finding.what, finding.cure),
             )
         while len(self.findings) >= FINDINGS_MAX:
             self.room = trio.Event()
@@ -54,7 +54,7 @@ class CheckJob(Job):
             await check(self.survey)
         except (KvfsError, OSError) as error:
             self.failed = str(error)
-            log.error("check: it cannot go on: %s", error)
+            log.error("check: it cannot go on, begin it again: %s", error)
         except Exception as error:
             self.failed = f"{error!r}; the daemon's log has more"
             log.exception("check: a defect of kvfs")

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import trio
 
-from kvfs.catalog import Inode, PackedCopy
+from kvfs.catalog import Inode, Named, PackedCopy
 from kvfs.core.moves.transfers import TierTransfers
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import verifying
@@ -96,6 +96,10 @@ class _Copy(NamedTuple):
     tier: Tier
     cost: int
     packed: PackedCopy | None
+
+    @property
+    def path(self) -> str:
+        return self.tier.path(self.ino, self.version)
 
 
 def pause(cost: int, cpu: float, *, period: float, left: float, passed: int, total: int) -> float:
@@ -318,25 +322,28 @@ class Scrub:
                 patience=patience_for(size),
             )
         except TierError as error:  # the movers died over it, or the disk does not answer
-            self.transfers.breaker.failed("scrub", copies[0][0].ino, error)
+            self.transfers.breaker.failed("scrub", self._named(copies[0][0]), error)
             for copy, _ in copies:
                 self._count(current, copy, "unread")
             return
         self._batch_cpu += found.cpu_seconds
-        gone: list[str] = []
+        gone: list[_Copy] = []
         judged = list(zip(copies, found.results, strict=True))
         for start in range(0, len(judged), STEP):
             with self._working():
-                for (copy, file), result in judged[start : start + STEP]:
+                for (copy, _), result in judged[start : start + STEP]:
                     if isinstance(result, FileNotFoundError) and self._means(copy):
-                        gone.append(file.path)
+                        gone.append(copy)
                     self._judge(current, copy, result)
             await trio.lowlevel.checkpoint()
         if gone:
             log.warning(
-                "the scrubber did not find %d copies, the first is %s: kvfs fsck tells more",
-                *(len(gone), gone[0]),
+                "the scrubber did not find %d copies, the first is of %s, %s: kvfs fsck tells more",
+                *(len(gone), self._named(gone[0]), gone[0].path),
             )
+
+    def _named(self, copy: _Copy) -> Named:
+        return self.ledger.catalog.named(copy.ino)
 
     def _means(self, copy: _Copy) -> Inode | None:
         """Return the object if the copy that was read is still one of its copies, else None."""
@@ -357,11 +364,10 @@ class Scrub:
         elif isinstance(result, OSError):
             self._count(current, copy, "unread")
             if result.errno not in {errno.ENOENT, errno.EAGAIN}:  # EAGAIN: written to, or lent
-                copy.tier.failed("scrub", copy.ino, result)
+                copy.tier.failed("scrub", copy.path, result)
         elif result:
             self._count(current, copy, "rotten")
-            path = copy.tier.path(copy.ino, copy.version)
-            self.on_event("rotten", tier=copy.tier.name, inode=copy.ino, file=path, why=result)
+            self.on_event("rotten", tier=copy.tier.name, inode=copy.ino, file=copy.path, why=result)
             self.transfers.rotten(inode, copy.tier)
         else:
             self._count(current, copy, "objects")

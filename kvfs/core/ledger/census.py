@@ -97,7 +97,7 @@ class Census:
             try:
                 return catalog.inodes_after(at, 1)
             except CatalogError:
-                log.error("inodes from %d on are not counted: %s", at + 1, error)
+                log.error("inodes from %d on are not counted: %s; run kvfs fsck", at + 1, error)
                 return None
 
     async def _sweep(self, tier: Tier) -> None:
@@ -105,7 +105,7 @@ class Census:
         try:
             await self._unlink_unknown(tier)
         except OSError as error:  # not again: the next mount has its own census
-            tier.failed("sweep", 0, error)
+            tier.failed("sweep", str(tier.root), error)
 
     async def _unlink_unknown(self, tier: Tier) -> None:
         ledger, files, wait = self.ledger, tier.files(), tier.calls.wait

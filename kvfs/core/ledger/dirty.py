@@ -167,9 +167,9 @@ class Dirty:
         if self._stays(inode) and self.meant(inode):
             log.log(
                 logging.DEBUG if self._logged_sparse else logging.WARNING,
-                "inode %d stays on this node only, and %s says 1: it is mostly holes, %d of %d "
+                "%s stays on this node only, and %s says 1: it is mostly holes, %d of %d "
                 "bytes are data, and a bucket has every byte of an object (said once)",
-                *(inode.ino, "user.kvfs.dirty", inode.data, inode.size),
+                *(self.catalog.named(inode.ino), "user.kvfs.dirty", inode.data, inode.size),
             )
             self._logged_sparse = True
 

@@ -68,6 +68,11 @@ class OpenObject:
     brought_from: str = ""  # the medium that its first open waited for, until that is counted
 
     @property
+    def path(self) -> str:
+        """The path of its backing file."""
+        return self.tier.path(self.inode.ino, self.inode.version)
+
+    @property
     def reserved(self) -> int:
         """Bytes of its tier that are set aside for it."""
         return 0 if self.reservation is None else self.reservation.size

@@ -104,12 +104,13 @@ class Removals:
             return
         self.verified.forget(inode.ino)
         self.records.distrust(inode, tier)
+        told = why and f"{why} (a copy of {self.catalog.named(inode.ino)})"
         try:
             if current.in_bucket or len(self.tiers.holders(current)) > 1:
                 self.records.uncached.add(inode.ino)
-                self.records.drop_copy(current, tier, quarantine=quarantine, why=why)
+                self.records.drop_copy(current, tier, quarantine=quarantine, why=told)
             else:
-                self.drop(current, "lost", quarantine=quarantine, why=why)
+                self.drop(current, "lost", quarantine=quarantine, why=told)
         except CatalogError as error:
             again = partial(self._lose_again, inode.copy(), tier, quarantine=quarantine, why=why)
             self._lose_when_it_can((inode.ino, inode.version, tier.name), again, error)
@@ -128,9 +129,9 @@ class Removals:
         if copy in self._losing:  # each open of the object may lose the copy again
             return
         log.error(
-            "the copy of inode %d, version %d, on %s is wrong, and no open is served from it; its "
+            "the copy of %s, version %d, on %s is wrong, and no open is served from it; its "
             "record goes when the catalog works: %s",
-            *(*copy, error),
+            *(self.catalog.named(copy[0]), *copy[1:], error),
         )
         self._losing.add(copy)
         self.retries.add(again)
@@ -315,7 +316,8 @@ class Removals:
                 try:
                     self._purge([ino])
                 except KvfsError as error:
-                    log.error("inode %d is not removed yet: %s", ino, error)
+                    named = self.catalog.named(ino)
+                    log.error("%s is not removed yet, its room stays taken: %s", named, error)
 
     def _purge(self, inos: Iterable[int]) -> bool:
         """Remove orphans; return whether any went.

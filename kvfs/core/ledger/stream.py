@@ -20,9 +20,8 @@ from kvfs.tiers import Tier
 class Stream:
     """`tier` has its file. `want(chunk)` tells the fetch that a reader waits for that chunk."""
 
-    def __init__(self, name: str, tier: Tier, size: int, chunk: int) -> None:
+    def __init__(self, tier: Tier, size: int, chunk: int) -> None:
         """chunk: bytes of each but the last."""
-        self.name = name
         self.tier = tier
         self.size = size
         self.fd = -1
@@ -97,10 +96,9 @@ class Stream:
                 self.want(missing[0])
                 await self._changed.wait()
         if self.problem is not None:
-            raise TierError(f"{self.name} cannot be read: {self.problem}") from self.problem
+            raise TierError(f"it cannot be read: {self.problem}") from self.problem
         raise TierError(
-            f"{self.name} cannot be read: bytes {start} to {end} are not here within "
-            f"{patience:.0f} s"
+            f"it cannot be read: bytes {start} to {end} are not here within {patience:.0f} s"
         )
 
 

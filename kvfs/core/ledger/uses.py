@@ -49,4 +49,5 @@ class Uses:
                     for inode in found:
                         batch.put(inode)
         except CatalogError as error:  # a time is no reason to refuse anything
-            log.debug("inode %d: times of access stay: %s", found[0].ino, error)
+            named = self.catalog.named(found[0].ino)
+            log.debug("times of access of %s and others stay: %s", named, error)

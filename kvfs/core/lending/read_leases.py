@@ -60,7 +60,7 @@ def of_blocks(namespaces: Namespaces, ino: int) -> tuple[Namespace, Blocks]:
     """The namespace of a directory whose paths are prefixes. Raises StaleError for another."""
     space = namespaces.own(ino)
     if space is None or space.blocks is None:
-        raise StaleError(f"directory {ino} is no namespace with prefix=on any more")
+        raise StaleError(f"{namespaces.catalog.named(ino)} is no namespace with prefix=on any more")
     return space, space.blocks
 
 
@@ -104,7 +104,8 @@ class ReadLeases:
             try:
                 self.portions.charge(who.uid)
             except (UserLimitError, TooManyOpenError) as error:
-                log.debug("the rest is to be opened by name: %s", error)
+                named = self.ledger.catalog.named(inode.ino)
+                log.debug("%s and the next blocks are to be opened by name: %s", named, error)
                 break
             held = self.objects.lend(inode)
             if held is None:

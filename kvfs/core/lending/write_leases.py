@@ -76,7 +76,8 @@ class WriteLeases:
                     await trio.lowlevel.checkpoint()
                 found.append(await self._make(space, above, name, request, who, lease))
         except KvfsError as error:
-            log.debug("block %d of %d is to be made by name: %s", len(found), len(names), error)
+            told = (len(found), len(names) - 1, self.ledger.catalog.named(ino), error)
+            log.debug("block %d of %d in %s is to be made by name: %s", *told)
         except BaseException:
             for fd in found:
                 os.close(fd)
@@ -105,7 +106,9 @@ class WriteLeases:
         top, directory = self.tree.directory(space.ino), self.tree.lookup(space.ino, above)
         may = who.may(top, stat.S_IXOTH) and who.may(directory, stat.S_IXOTH)
         if not directory.is_dir or not may or not who.may(directory, stat.S_IWOTH):
-            raise StaleError(f"uid {who.uid} makes nothing in directory {directory.ino}")
+            raise StaleError(
+                f"uid {who.uid} may make nothing in {self.ledger.catalog.named(directory.ino)}"
+            )
         if request.shard:
             name += b"." + request.shard.encode()
         mode = stat.S_IFREG | request.mode
@@ -164,7 +167,8 @@ class WriteLeases:
         try:
             await self.objects.sealing.close_lent(held)
         except KvfsError as error:
-            log.debug("inode %d is not saved: %s", held.inode.ino, error)
+            named = self.ledger.catalog.named(held.inode.ino)
+            log.debug("%s is not saved, its client gets an error: %s", named, error)
             return False
         return True
 
@@ -177,7 +181,7 @@ class WriteLeases:
                     if entry is not None:
                         self.tree.remove_name(parent, entry, inode, batch)
         except KvfsError as error:  # the file stays, too short to be a block
-            log.error("inode %d was not written, and stays: %s", inode.ino, error)
+            log.error("%s was not written, and stays: %s", catalog.named(inode.ino), error)
         else:
             for parent, entry in names:
                 if entry is not None:
@@ -185,4 +189,4 @@ class WriteLeases:
         try:
             await self.objects.sealing.close_lent(held)
         except KvfsError as error:
-            log.debug("inode %d: %s", inode.ino, error)
+            log.debug("%s is closed with an error: %s", catalog.named(inode.ino), error)

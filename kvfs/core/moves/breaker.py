@@ -40,11 +40,11 @@ class CircuitBreaker:
         """Whether no demotion should begin now."""
         return trio.current_time() < self._quiet_until
 
-    def failed(self, what: str, ino: int, error: Exception) -> None:
+    def failed(self, what: str, named: object, error: Exception) -> None:
         self.counters["job_failures"] += 1
         self._tell_health(what, error)
         kind = f"{what}: {type(error).__name__} {getattr(error, 'errno', '')}"
-        self.pause(f"{what} of inode {ino} failed, nothing is changed: {error}", kind)
+        self.pause(f"{what} of {named} failed, nothing is changed: {error}", kind)
 
     def pause(self, reason: str, kind: str = "", *, counts: bool = True) -> None:
         """Pause demotions and log the reason; at DEBUG if the last one had the same kind."""

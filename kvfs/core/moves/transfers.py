@@ -114,7 +114,7 @@ class TierTransfers:
                 if current is not None and _is_too_large(moved, target):
                     self._too_large(current, target, moved)
                 elif current is not None:
-                    self.breaker.failed("copy", ino, moved)
+                    self.breaker.failed("copy", self.ledger.catalog.named(ino), moved)
                     if isinstance(moved, LostError):
                         self.ledger.removals.lose(current, source)
             elif current is not None and {digest, current.digest} <= {b"", moved.digest}:
@@ -122,7 +122,7 @@ class TierTransfers:
                     self._enter(current, target, moved, packed)
                 except CatalogError as error:
                     self.ledger.trash.throw_away(target, ino, version)
-                    self.breaker.failed("copy", ino, error)
+                    self.breaker.failed("copy", self.ledger.catalog.named(ino), error)
                 else:
                     self.ledger.counters[counter] += 1
                     self.ledger.verified.note(ino)  # the copy read or wrote NVMe
@@ -157,9 +157,9 @@ class TierTransfers:
         self.ledger.namespaces.of(inode).refuse_too_large(inode)
         log.log(
             logging.DEBUG if self._logged_too_large else logging.WARNING,
-            "inode %d is not copied to the %s tier, whose files cannot have its %d bytes; it is "
+            "%s is not copied to the %s tier, whose files cannot have its %d bytes; it is "
             "lost when it leaves RAM (said once): %s",
-            *(inode.ino, target.name, inode.size, error),
+            *(self.ledger.catalog.named(inode.ino), target.name, inode.size, error),
         )
         self._logged_too_large = True
 
@@ -204,8 +204,8 @@ class TierTransfers:
         if packing.failure:
             log.log(
                 logging.DEBUG if tier.name in self._logged_packing else logging.WARNING,
-                "inode %d is not compressed (said once): %s",
-                *(inode.ino, packing.failure),
+                "%s is stored without compression (said once): %s",
+                *(self.ledger.catalog.named(inode.ino), packing.failure),
             )
             self._logged_packing.add(tier.name)
 

@@ -18,7 +18,7 @@ from functools import partial
 import trio
 
 from kvfs import failpoints
-from kvfs.catalog import Inode
+from kvfs.catalog import Inode, Named
 from kvfs.compression.container import DamagedError
 from kvfs.core.capacity.room import Room
 from kvfs.core.flights import Flight, SingleFlight, wait_while_up
@@ -50,7 +50,7 @@ class Unpacking:
         self._jobs = jobs
         self._running: SingleFlight[int, Flight] = SingleFlight(
             lambda ino, error: log.error(
-                "inode %d stays packed: a defect of kvfs", ino, exc_info=error
+                "%s stays packed: a defect of kvfs", self._named(ino), exc_info=error
             )
         )
 
@@ -62,7 +62,7 @@ class Unpacking:
         ino, nvme, bucket = inode.ino, self.ledger.tiers.nvme, self.ledger.tiers.bucket
         if not nvme.works:
             why = f"is down: {nvme.health.why}" if nvme.mounted else "is not mounted"
-            raise NotFoundError(f"inode {ino} is on NVMe only, which {why}")
+            raise NotFoundError(f"{self._named(ino)} is on NVMe only, which {why}")
         running = self._running.get(ino)
         if running is None:
             work = partial(self._run, ino, inode.version)
@@ -70,10 +70,14 @@ class Unpacking:
         patience = bucket.wait
         await wait_while_up(running.ended, trio.current_time() + patience, nvme.health)
         if not running.ended.is_set() and nvme.health.down:
-            raise NotFoundError(f"inode {ino} is on NVMe only, which is down: {nvme.health.why}")
+            why = nvme.health.why
+            raise NotFoundError(f"{self._named(ino)} is on NVMe only, which is down: {why}")
         if not running.ended.is_set():
-            raise NotFoundError(f"inode {ino} is not decompressed within {patience:.0f} s")
-        running.expect_done(ino)
+            raise NotFoundError(f"{self._named(ino)} is not decompressed within {patience:.0f} s")
+        running.expect_done(self._named(ino))
+
+    def _named(self, ino: int) -> Named:
+        return self.ledger.catalog.named(ino)
 
     def stop(self) -> None:
         """Stop all unpacking after an unmount."""
@@ -84,11 +88,11 @@ class Unpacking:
         try:
             await self._bring(ino, version)
         except (OSError, MoverOverdueError) as error:
-            self.transfers.breaker.failed("decompression", ino, error)
+            self.transfers.breaker.failed("decompression", self._named(ino), error)
             raise
         except KvfsError as error:
             level = logging.DEBUG if isinstance(error, StaleError) else logging.WARNING
-            log.log(level, "inode %d stays packed: %s", ino, error)
+            log.log(level, "%s stays packed, this open is a miss: %s", self._named(ino), error)
             raise
 
     async def _bring(self, ino: int, version: int) -> None:
@@ -115,7 +119,7 @@ class Unpacking:
         """The object. Raises StaleError if it has changed."""
         found = self.transfers.still_current(ino, version)
         if found is None:
-            raise StaleError(f"inode {ino} has changed while it was to be decompressed")
+            raise StaleError(f"{self._named(ino)} has changed while it was to be decompressed")
         return found
 
     def _only_packed(self, inode: Inode) -> bool:
@@ -158,9 +162,9 @@ class Unpacking:
             return
         except FileNotFoundError as error:
             if error.filename != path or not await nvme.calls.call(TierCall("stat", nvme.present)):
-                raise nvme.failed("unpack", ino, error) from error
+                raise nvme.failed("unpack", path, error) from error
             self._expect_packed(inode)
-            log.error("nvme tier: %s is gone", path)
+            log.error("%s: a copy is missing, opens are misses: %s", self._named(ino), path)
             ledger.counters["missing"] += 1
             ledger.removals.lose(inode, nvme)
             return
@@ -186,7 +190,7 @@ class Unpacking:
         if current is None or current.packed != inode.packed:
             if current is None or target not in ledger.tiers.holders(current):
                 ledger.trash.throw_away(target, ino, version)
-            raise StaleError(f"inode {ino} has changed while it was decompressed")
+            raise StaleError(f"{self._named(ino)} has changed while it was decompressed")
         try:
             ledger.records.add_copy(current, target, found.moved.blocks, found.moved.digest)
         except KvfsError:
@@ -200,4 +204,4 @@ class Unpacking:
         """Raises StaleError if the object's packed copy is not in use any more."""
         current = self.transfers.still_current(inode.ino, inode.version)
         if current is None or current.packed != inode.packed:
-            raise StaleError(f"inode {inode.ino} has changed while it was decompressed")
+            raise StaleError(f"{self._named(inode.ino)} has changed while it was decompressed")

@@ -114,8 +114,9 @@ class Verification:
                 path, inode.size, sync=False, sparse=inode.sparse, data=inode.data
             )
         except (FileNotFoundError, SourceChangedError) as error:
-            log.error("%s cannot be verified: %s", path, error)
+            what = self.ledger.catalog.named(inode.ino)
+            log.error("%s cannot be verified, kvfs gives up its copy %s: %s", what, path, error)
             return False
         except OSError as error:
-            raise tier.failed("verify", inode.ino, error) from error
+            raise tier.failed("verify", path, error) from error
         return found.digest == inode.digest

@@ -85,7 +85,8 @@ class WriteBack:
         while (left := self.start())[1] or not counted():
             if stuck := self.stuck:
                 log.error(
-                    "%d objects (%d bytes) could not be written back: %s", left[1], left[0], stuck
+                    "%d objects (%d bytes) could not be written back, and are lost with RAM: %s",
+                    *(left[1], left[0], stuck),
                 )
                 break
             await trio.sleep(0.02)

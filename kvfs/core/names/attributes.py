@@ -62,7 +62,7 @@ class Attributes:
     def xattr(self, ino: int, name: bytes) -> bytes:
         value = self.catalog.xattr(ino, name)
         if value is None:
-            raise NoAttributeError(f"inode {ino} has no attribute {name!r}")
+            raise NoAttributeError(f"no attribute {name!r}")
         return value
 
     def set_xattr(self, ino: int, name: bytes, value: bytes) -> None:
@@ -79,11 +79,13 @@ class Attributes:
             raise AttributeTooLargeError(f"value of {len(value)} bytes, at most {XATTR_VALUE_MAX}")
         sizes = {**self.catalog.xattr_sizes(ino), name: len(value)}
         if sum(map(len, sizes)) + len(sizes) > XATTR_NAMES_MAX:
-            raise AttributeTooLargeError(f"inode {ino} has {len(sizes) - 1} attributes already")
+            raise AttributeTooLargeError(
+                f"{self.catalog.named(ino)} has {len(sizes) - 1} attributes already"
+            )
         if sum(sizes.values()) > XATTR_VALUES_MAX:
             raise AttributeTooLargeError(
-                f"inode {ino} would have {sum(sizes.values())} bytes in its attributes, at most "
-                f"{XATTR_VALUES_MAX}"
+                f"{self.catalog.named(ino)} would have {sum(sizes.values())} bytes in its "
+                f"attributes, at most {XATTR_VALUES_MAX}"
             )
         inode.ctime_ns = self.tree.now()
         with self.catalog.batch() as batch:

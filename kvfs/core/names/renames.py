@@ -79,7 +79,7 @@ class Renames:
         source_dir = self.tree.directory(parent)
         target_dir = source_dir if parent2 == parent else self.tree.to_enter(parent2)
         if not target_dir.links:
-            raise NotFoundError(f"directory {parent2} was removed")
+            raise NotFoundError(f"{self.catalog.named(parent2)} was removed")
         if name2 in {b".", b".."}:
             raise ExistsError(f"{name2!r} cannot be replaced")
         entry, inode = self.tree.expect(parent, name)
@@ -93,10 +93,10 @@ class Renames:
                 self._check_descent(inode2.ino, parent)
             self._check_namespace(inode2, source_dir)
         elif target is not None and flags == RENAME_NOREPLACE:
-            raise ExistsError(f"{name2!r} exists in directory {parent2}")
+            raise ExistsError(f"{name2!r} exists")
         elif target is not None and target[1].is_dir != inode.is_dir:
             raise (IsADirError if target[1].is_dir else NotADirError)(
-                f"{name2!r} in directory {parent2} cannot be replaced by what is of another kind"
+                f"{name2!r} cannot be replaced by what is of another kind"
             )
         return Move(source_dir, entry, inode, target_dir, target)
 
@@ -149,8 +149,8 @@ class Renames:
             names += len(entries)
             if names > WEIGHED_MAX:
                 raise OtherNamespaceError(
-                    f"directory {top.ino} has more than {WEIGHED_MAX} names below it: it cannot "
-                    "move into a namespace with a hard quota"
+                    f"{self.catalog.named(top.ino)} has more than {WEIGHED_MAX} names below it: it "
+                    "cannot move into a namespace with a hard quota"
                 )
             await trio.lowlevel.checkpoint()
         return size, len(files)
@@ -241,10 +241,12 @@ class Renames:
 
     def _check_namespace(self, inode: Inode, target_dir: Inode) -> None:
         if self.namespaces.own(inode.ino) and target_dir.ino != ROOT_INO:
-            raise OtherNamespaceError(f"directory {inode.ino} is a namespace: it stays at the top")
+            named = self.catalog.named(inode.ino)
+            raise OtherNamespaceError(f"{named} is a namespace: it stays at the top")
         if len(inode.links) > 1 and not inode.is_dir and inode.namespace != target_dir.namespace:
+            named = self.catalog.named(inode.ino)
             raise OtherNamespaceError(
-                f"inode {inode.ino} has other names: it cannot move to another namespace"
+                f"{named} has other names: it cannot move to another namespace"
             )
 
     def _replace(self, directory: Inode, entry: Dentry, old: Inode, batch: Batch) -> None:
@@ -257,7 +259,7 @@ class Renames:
         """Check that a directory does not move below itself."""
         while into != ROOT_INO:
             if into == ino:
-                raise InvalidError(f"directory {ino} cannot move into itself")
+                raise InvalidError(f"{self.catalog.named(ino)} cannot move into itself")
             into = self.tree.parent(self.tree.directory(into)).ino
 
 

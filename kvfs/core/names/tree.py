@@ -84,13 +84,13 @@ class Tree:
     def inode(self, ino: int) -> Inode:
         found = self.ledger.table.inode(ino)
         if found is None:
-            raise StaleError(f"inode {ino} is gone")
+            raise StaleError(f"{self.catalog.named(ino)} is gone")
         return found
 
     def directory(self, ino: int) -> Inode:
         found = self.inode(ino)
         if not found.is_dir:
-            raise NotADirError(f"inode {ino} is not a directory")
+            raise NotADirError(f"{self.catalog.named(ino)} is not a directory")
         return found
 
     def lookup(self, parent: int, name: bytes) -> Inode:
@@ -99,18 +99,18 @@ class Tree:
         if name == b".":  # NFS handles are resolved so, also those of files
             found = self.inode(parent)
             if not found.links:
-                raise StaleError(f"inode {parent} has no name any more")
+                raise StaleError(f"{self.catalog.named(parent)} has no name any more")
             return found
         if name == b"..":
             return self.parent(self.directory(parent))
         entry = self.catalog.lookup(parent, name)
         if entry is None:  # also if the directory is gone and a process is still in it
-            raise NotFoundError(f"no {name!r} in directory {parent}")
+            raise NotFoundError(f"no {name!r} there")
         return self._living(entry)
 
     def parent(self, directory: Inode) -> Inode:
         if not directory.links:
-            raise NotFoundError(f"directory {directory.ino} was removed")
+            raise NotFoundError(f"{self.catalog.named(directory.ino)} was removed")
         return self.directory(directory.links[0][0])
 
     def _living(self, entry: Dentry) -> Inode:
@@ -142,7 +142,7 @@ class Tree:
     def expect(self, parent: int, name: bytes) -> tuple[Dentry, Inode]:
         found = self.entry(parent, name)
         if found is None:
-            raise NotFoundError(f"no {name!r} in directory {parent}")
+            raise NotFoundError(f"no {name!r} there")
         return found
 
     def read(self, ino: int, cookie: int, limit: int, *, hidden: int = HIDDEN_STEP) -> Listing:
@@ -186,22 +186,22 @@ class Tree:
         """The directory of a new name. Raises ExistsError if the name is taken."""
         directory = self.to_enter(parent)
         if name in {b".", b".."} or self.entry(parent, name) is not None:
-            raise ExistsError(f"{name!r} exists in directory {parent}")
+            raise ExistsError(f"{name!r} exists")
         return directory
 
     def to_enter(self, ino: int) -> Inode:
         """A directory that may get a name; raises an error for a removed one."""
         directory = self.ledger.table.inode(ino)
         if directory is None:
-            raise NotFoundError(f"directory {ino} is gone")
+            raise NotFoundError(f"{self.catalog.named(ino)} is gone")
         if not directory.is_dir:
-            raise NotADirError(f"inode {ino} is not a directory")
+            raise NotADirError(f"{self.catalog.named(ino)} is not a directory")
         if directory.key and not directory.links:
             # A block's directory may be there again under its name: the kernel looks it up again.
             # But a lookup in it is ENOENT, as programs expect that remove a tree by descriptors.
-            raise StaleError(f"directory {ino} was removed")
+            raise StaleError(f"{self.catalog.named(ino)} was removed")
         if not directory.links or self.namespaces.is_dropped(directory):
-            raise NotFoundError(f"directory {ino} was removed")
+            raise NotFoundError(f"{self.catalog.named(ino)} was removed")
         return directory
 
     def born(self, directory: Inode, mode: int, uid: int, gid: int) -> Inode:
@@ -278,14 +278,20 @@ class Tree:
     def link(self, ino: int, parent: int, name: bytes) -> Inode:
         inode = self.inode(ino)
         if inode.is_dir:
-            raise NotPermittedError(f"inode {ino} is a directory: it can have one name only")
+            raise NotPermittedError(
+                f"{self.catalog.named(ino)} is a directory: it can have one name only"
+            )
         if not inode.links:
-            raise NotFoundError(f"inode {ino} has no name left to link to")
+            raise NotFoundError(f"{self.catalog.named(ino)} has no name left to link to")
         if len(inode.links) >= LINK_MAX:
-            raise TooManyLinksError(f"inode {ino} has {LINK_MAX} names, which is the most")
+            raise TooManyLinksError(
+                f"{self.catalog.named(ino)} has {LINK_MAX} names, which is the most"
+            )
         directory = self.check_new(parent, name)
         if inode.namespace != directory.namespace:
-            raise OtherNamespaceError(f"inode {ino} cannot have a name in another namespace")
+            raise OtherNamespaceError(
+                f"{self.catalog.named(ino)} cannot have a name in another namespace"
+            )
         entry = Dentry(name, ino, self.catalog.next_id())
         inode.links = (*inode.links, (parent, entry.cookie))
         inode.ctime_ns = self.now()
@@ -388,7 +394,9 @@ class Tree:
             if inode is None:
                 batch.unlink(directory.ino, entry)
             elif inode.is_dir or len(entries) > HIDDEN_MAX:
-                raise NotEmptyError(f"directory {directory.ino} has entries that are yet to go")
+                raise NotEmptyError(
+                    f"{self.catalog.named(directory.ino)} has entries that are yet to go"
+                )
             else:
                 self.remove_name(directory.ino, entry, inode, batch)
 

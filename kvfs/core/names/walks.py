@@ -264,7 +264,8 @@ class Walks:
                     try:
                         self.ledger.removals.expire(inode)
                     except CatalogError as error:
-                        log.debug("inode %d expires later: %s", inode.ino, error)
+                        named = self.ledger.catalog.named(inode.ino)
+                        log.debug("%s expires later: %s", named, error)
             at = inodes[-1].ino
             if at >= end:
                 break

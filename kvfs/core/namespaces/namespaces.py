@@ -72,7 +72,8 @@ class Namespaces:
             settings = Settings.from_json(text.decode())
         except (ConfigError, ValueError) as error:  # ValueError: no JSON, or no UTF-8
             log.error(
-                "namespace %d has the default settings, since its own are bad: %s", ino, error
+                "%s has the default settings, since its own are bad: %s; set them anew",
+                *(self.catalog.named(ino), error),
             )
             settings = Settings()
         if ino == ROOT_INO:

@@ -125,12 +125,12 @@ class Copies:
         if found is not None:
             return *found, where or found[0]
         if not lost and self.catalog.inode(inode.ino) is None:  # its name may mean another file
-            raise StaleError(f"inode {inode.ino} went away while it was opened")
+            raise StaleError(f"{self.catalog.named(inode.ino)} went away while it was opened")
         self.missed(inode)
         current = self.catalog.inode(inode.ino)
         if current is not None and self.ledger.records.is_lost(current):
             self.ledger.removals.drop(current, "lost")
-        raise NotFoundError(f"inode {inode.ino}: no tier can produce its bytes")
+        raise NotFoundError(f"{self.catalog.named(inode.ino)}: no tier can produce its bytes")
 
     def missed(self, inode: Inode) -> None:
         """Count an open that nothing can serve."""
@@ -152,7 +152,8 @@ class Copies:
     async def _unpack(self, inode: Inode) -> None:
         """Unpack the copy and update the record. Raises NotFoundError, StaleError."""
         if self._unpacker is None:
-            raise NotFoundError(f"inode {inode.ino} is compressed, and nobody decompresses it")
+            what = self.catalog.named(inode.ino)
+            raise NotFoundError(f"{what} is compressed, and nobody decompresses it")
         await self._unpacker.unpack(inode)
         if (current := self._current(inode)) is not None:
             inode.copy_from(current)
@@ -174,7 +175,7 @@ class Copies:
         if current is None or self.ledger.tiers.holders(current):
             if header is not None:
                 header.leave()
-            raise StaleError(f"inode {inode.ino} has changed while it was opened")
+            raise StaleError(f"{self.catalog.named(inode.ino)} has changed while it was opened")
         inode.copy_from(current)
         return header
 
@@ -184,11 +185,12 @@ class Copies:
         Raises NotFoundError, StaleError.
         """
         if self._fetcher is None:
-            raise NotFoundError(f"inode {inode.ino} is in a bucket that is not mounted")
+            what = self.catalog.named(inode.ino)
+            raise NotFoundError(f"{what} is in a bucket that is not mounted")
         stream = await self._fetcher.fetch(inode, whole=whole)
         fetched = self._current(inode)
         if fetched is None:
-            raise StaleError(f"inode {inode.ino} went away while it was opened")
+            raise StaleError(f"{self.catalog.named(inode.ino)} went away while it was opened")
         inode.copy_from(fetched)
         return stream
 
@@ -216,7 +218,8 @@ class Copies:
                         self._check_still(inode, tier)
                     return (tier, fd), lost
             except TierError as error:  # the disk's fault, not the copy's
-                log.debug("inode %d is not verified: %s", inode.ino, error)
+                what = self.catalog.named(inode.ino)
+                log.debug("%s is not opened from here, verifying it failed: %s", what, error)
                 os.close(fd)
                 continue
             except BaseException:
@@ -231,7 +234,7 @@ class Copies:
         current = self._current(inode)
         # It may have been promoted and unlinked while we waited.
         if current is None or tier not in self.ledger.tiers.holders(current):
-            raise StaleError(f"inode {inode.ino} went away while it was opened")
+            raise StaleError(f"{self.catalog.named(inode.ino)} went away while it was opened")
         inode.copy_from(current)
 
     async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
@@ -248,7 +251,8 @@ class Copies:
             async with self._hashing:
                 found = await self.files.io(tier, job)
         except OSError as error:
-            raise tier.failed("verify", inode.ino, error) from error
+            path = tier.path(inode.ino, inode.version)
+            raise tier.failed("verify", path, error) from error
         except SourceChangedError:
             found = b""  # it has become shorter
         if found != inode.digest:
@@ -263,7 +267,7 @@ class Copies:
         try:
             await self.files.io(tier, TierCall.on_file("writeback", fd, mounts.expect_written))
         except OSError as error:
-            tier.failed("writeback", inode.ino, error)
+            tier.failed("writeback", tier.path(inode.ino, inode.version), error)
             self._lose(inode, tier)
             return False
         return True
@@ -301,14 +305,16 @@ class Copies:
         except TierError:
             return True  # a tier that does not answer cannot say that the file is gone
         if not present:
-            tier.failed("open", inode.ino, FileNotFoundError(errno.ENOENT, "directory lost"))
+            error = FileNotFoundError(errno.ENOENT, "directory lost")
+            tier.failed("open", tier.path(inode.ino, inode.version), error)
             return True
         if self._current(inode) is None:
             return False
         self._check_still(inode, tier)  # raises if it was given up meanwhile
         if inode.ino in self._renaming:  # late, and then it is taken back
             return True
-        log.error("a copy is missing: %s", reason)
+        what = self.catalog.named(inode.ino)
+        log.error("%s: a copy is missing, opens get another one or a miss: %s", what, reason)
         self.ledger.counters["missing"] += 1
         self._lose(inode, tier)
         return True
@@ -318,4 +324,5 @@ class Copies:
         try:
             self.ledger.removals.lose(inode, tier, quarantine=quarantine, why=why)
         except CatalogError as error:
-            log.debug("inode %d is a miss all the same: %s", inode.ino, error)
+            what = self.catalog.named(inode.ino)
+            log.debug("%s is a miss all the same: %s", what, error)

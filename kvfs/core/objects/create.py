@@ -149,7 +149,7 @@ class Creation:
         """Reserve room in RAM for a file that could not begin in its own tier; None without."""
         ram, directory = self.ledger.tiers.ram, self.ledger.table.inode(parent)
         if directory is None:
-            raise StaleError(f"directory {parent} is gone")
+            raise StaleError(f"{self.catalog.named(parent)} is gone")
         namespace = self.ledger.namespaces.of(directory)
         if room.tier is ram or not namespace.takes(ram):
             return None
@@ -159,7 +159,7 @@ class Creation:
     async def replace(self, inode: Inode) -> OpenObject:
         """Begin a new content where there is room. No program has the object open."""
         ledger = self.ledger
-        parent, name = self.publishing.some_name(inode)
+        parent, name = self.catalog.some_name(inode)
         namespace = ledger.namespaces.of(inode)
         had = Tier.cost(inode.blocks)
         expected = self.placement.expect(parent, name, namespace)
@@ -185,7 +185,7 @@ class Creation:
         try:
             current = self.catalog.inode(inode.ino)
             if current is None or current.version != inode.version or not current.links:
-                raise StaleError(f"inode {inode.ino} went away while it was opened")
+                raise StaleError(f"{self.catalog.named(inode.ino)} went away while it was opened")
             with self.catalog.batch() as batch:
                 self.restage(current, version, tier, batch, keep=False)
         except BaseException:
@@ -274,16 +274,17 @@ class Creation:
         except KvfsError:
             await self.files.io(tier, TierCall("rename", back))  # if it fails, the mark stays
             if held.lost:  # it may have been looked for in vain
-                why = "it was damaged when somebody was about to write to it"
+                why = (
+                    f"{self.catalog.named(ino)} was damaged when a program was about to write to it"
+                )
                 self.ledger.trash.throw_away(tier, ino, old, keep=True, why=why)
             await self._unmark(ino)
             raise
         self.renaming.discard(ino)
 
-    @staticmethod
-    def _expect_kept(held: OpenObject) -> None:
+    def _expect_kept(self, held: OpenObject) -> None:
         if held.lost:
-            raise InUseError(f"inode {held.inode.ino}: its damaged copy is open")
+            raise InUseError(f"{self.catalog.named(held.inode.ino)}: its damaged copy is open")
 
     def _renamed_late(self, ino: int, back: Callable[[], None]) -> None:
         """Undo a rename for which no caller waits any more. Called in any thread."""
@@ -300,7 +301,8 @@ class Creation:
                     batch.mark_finished(ino)
             self.renaming.discard(ino)
         except CatalogError as error:
-            log.error("inode %d is called unfinished a while longer: %s", ino, error)
+            what = self.catalog.named(ino)
+            log.error("%s is called unfinished until the catalog works: %s", what, error)
             self.ledger.retries.add(partial(self._unmark_late, ino))
 
     async def _unmark_late(self, ino: int) -> None:

@@ -125,12 +125,12 @@ class BackingFiles:
     @staticmethod
     def failed(verb: str, held: OpenObject, error: OSError) -> KvfsError:
         """Turn a failed call on a backing file into an error. Only a tier's failure is logged."""
-        what = f"{held.tier.name} tier: {verb} of inode {held.inode.ino}: {error}"
+        what = f"{held.tier.name} tier: {verb} of {held.path}: {error}"
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return NoSpaceError(what)
         if error.errno == errno.EFBIG:
             return TooLargeError(what)
-        return held.tier.failed(verb, held.inode.ino, error)
+        return held.tier.failed(verb, held.path, error)
 
 
 def _has_gaps(fd: int) -> bool:

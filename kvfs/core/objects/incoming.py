@@ -68,7 +68,7 @@ class Incoming:
         inode = held.inode
         if not self.ledger.tiers.holders(inode):
             if self.fetcher is None or not (inode.in_bucket or held.header is not None):
-                raise TierError(f"inode {inode.ino}: its bytes have not all come, and are gone")
+                raise TierError("its bytes have not all come, and are gone")
             stream = await self.fetcher.fetch(inode, whole=whole)
             if stream is not None:
                 if stream is not held.stream:
@@ -78,7 +78,7 @@ class Incoming:
             return
         found, _ = await self.copies.open_here(inode, writable=False)
         if found is None:
-            raise TierError(f"inode {inode.ino}: no tier can produce its bytes")
+            raise TierError("no tier can produce its bytes")
         self.read_from(held, None)
         held.tier, held.fd = found
 
@@ -94,7 +94,8 @@ class Incoming:
                 return held.fd
             await held.stream.bytes_here(start, length, self.ledger.tiers.bucket.wait)
         except TierError as error:
-            log.error("a read fails: %s", error)
+            what = self.ledger.catalog.named(held.inode.ino)
+            log.error("%s: a read gets EIO: %s", what, error)
             raise
         return held.stream.fd
 
@@ -107,4 +108,4 @@ class Incoming:
             try:
                 await self.have(held, whole=False)
             except (NotFoundError, StaleError) as error:
-                raise TierError(f"inode {ino} cannot be read on: {error}") from error
+                raise TierError(f"it cannot be read on: {error}") from error

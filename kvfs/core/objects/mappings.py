@@ -47,7 +47,8 @@ class Mappings:
             with self.table.catalog.batch() as batch:
                 batch.mark_unfinished(held.inode.ino)  # for a next daemon, which sees no handle
         except CatalogError as error:
-            log.error("a next daemon will not see inode %d mapped: %s", held.inode.ino, error)
+            what = self.table.catalog.named(held.inode.ino)
+            log.error("a next daemon will not see %s mapped: %s", what, error)
 
     def shared(self, held: OpenObject) -> bool:
         """Whether another process than the daemon and one writer has the file.

@@ -85,11 +85,12 @@ class Objects:
             if held is not None and held.lost:
                 self._refuse_lost(held, writable=writable)
             if held is not None and held.doom is not None:  # a reader would find gaps in it
-                raise held.doom if writable else StaleError(f"inode {ino} is cut off")
+                what = self.catalog.named(ino)
+                raise held.doom if writable else StaleError(f"{what} is cut off")
             if held is None:
                 inode = self.catalog.inode(ino)
                 if inode is None or ledger.removals.expire(inode):
-                    raise StaleError(f"inode {ino} is gone")
+                    raise StaleError(f"{self.catalog.named(ino)} is gone")
                 if writable and truncate and inode.links:
                     held = await self.creation.replace(inode)
                     held.writers += 1
@@ -123,11 +124,11 @@ class Objects:
 
         Raises NotFoundError, a miss; InUseError for a writer: the bytes must not become new ones.
         """
-        ino = held.inode.ino
+        what = self.catalog.named(held.inode.ino)
         if writable:
-            raise InUseError(f"inode {ino}: its damaged copy is open")
+            raise InUseError(f"{what}: its damaged copy is open")
         self.copies.missed(held.inode)
-        raise NotFoundError(f"inode {ino}: its damaged copy is open")
+        raise NotFoundError(f"{what}: its damaged copy is open")
 
     async def _empty(self, held: OpenObject) -> None:
         try:
@@ -215,7 +216,7 @@ class Objects:
         if inode.ino in self.ledger.orphans.rooms:
             held.reservation = self.ledger.orphans.take_room(inode.ino)
         if not inode.links:
-            held.publish = self.publishing.to_publish(inode.ino)
+            held.publish = self.catalog.to_publish(inode.ino)
         held.backing_id = self.files.register(held)
         self._enter(held, where or tier)
         if not writable and held.backing_id:

@@ -4,7 +4,6 @@ Contract: until then the name is a mark in the catalog. If another file has the 
 file was complete before, and keeps the name. Synchronous.
 """
 
-import os
 from functools import partial
 from struct import Struct
 
@@ -19,7 +18,7 @@ _PARENT = Struct(">Q")
 
 
 class Publishing:
-    """Publishes files at their close. It also gives the names of open objects for log lines."""
+    """Publishes files at their close."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -37,20 +36,13 @@ class Publishing:
         batch.link(directory.ino, Dentry(name, inode.ino, inode.ino))
         batch.put(directory)
 
-    def to_publish(self, ino: int) -> tuple[int, bytes] | None:
-        """Return the name that a nameless inode is to get; None if it has lost its last name."""
-        value = self.catalog.mark(keys.UNPUBLISHED, ino)
-        if value is None or len(value) <= _PARENT.size or value.startswith(NOWHERE):
-            return None
-        return _PARENT.unpack_from(value)[0], value[_PARENT.size :]
-
     def doom_of(self, ino: int) -> KvfsError | None:
         """Return why the previous daemon cut off a nameless inode, or None."""
         value = self.catalog.mark(keys.UNPUBLISHED, ino) or b""
         if not value.startswith(NOWHERE):
             return None
         kind = QuotaError if value[len(NOWHERE) :] == b"QuotaError" else NoSpaceError
-        return kind(f"inode {ino} was cut off before the daemon was another one")
+        return kind(f"{self.catalog.named(ino)} was cut off before the daemon was another one")
 
     def publish(self, held: OpenObject) -> None:
         """Give a complete file its name. Another file that has it was complete before."""
@@ -75,14 +67,3 @@ class Publishing:
         if failpoints.active:
             failpoints.reach("objects.published")
         held.publish = None
-
-    def some_name(self, inode: Inode) -> tuple[int, bytes]:
-        for parent, cookie in inode.links:
-            entry = self.catalog.dentry(parent, cookie)
-            if entry is not None:
-                return parent, entry.name
-        return 0, b""
-
-    def called(self, held: OpenObject) -> str:
-        parent, name = held.publish or self.some_name(held.inode)
-        return f"inode {held.inode.ino}, {os.fsdecode(name)!r} in directory {parent},"

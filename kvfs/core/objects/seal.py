@@ -79,7 +79,8 @@ class Sealing:
         began = time.perf_counter()
         self.files.measure(held)
         if (error := self._too_large(held)) is not None:
-            log.warning("%s is lost with its close: %s", self.publishing.called(held), error)
+            what = self.catalog.named(held.inode.ino)
+            log.warning("%s is lost with its close: %s", what, error)
             raise error
         staged = (
             self.ledger.table.staging.get(held.inode.ino) is held
@@ -124,7 +125,7 @@ class Sealing:
         held.sealed_as = found
         self.ledger.counters["sealed"] += 1
         space = self.ledger.namespaces.of(inode)
-        self.placement.learn(*self.publishing.some_name(inode), space, inode.blocks * 512)
+        self.placement.learn(*self.catalog.some_name(inode), space, inode.blocks * 512)
         return True
 
     def _forget_former(self, held: OpenObject, batch: Batch) -> None:
@@ -163,7 +164,8 @@ class Sealing:
         try:
             last = self._let_go(held, writable=writable)
         except CatalogError as error:
-            log.error("inode %d stays open until the catalog works: %s", held.inode.ino, error)
+            what = self.catalog.named(held.inode.ino)
+            log.error("%s stays open until the catalog works: %s", what, error)
             self.ledger.retries.add(partial(self._close, held, writable=writable))
             return
         if held.lent >= 0 and not held.leases:
@@ -243,7 +245,8 @@ class Sealing:
         try:
             self.ledger.removals.drop(inode, "too_large")
         except CatalogError as error:
-            log.error("inode %d keeps its name until the catalog works: %s", inode.ino, error)
+            what = self.catalog.named(inode.ino)
+            log.error("%s keeps its name until the catalog works: %s", what, error)
             again = partial(self._drop_too_large_again, inode.ino, inode.version)
             self.ledger.retries.add(again)
 
@@ -271,8 +274,9 @@ class Sealing:
         Its bytes go as well, and all bytes that its writer adds (`Bounds`).
         """
         inode, ledger = held.inode, self.ledger
-        parent, name = held.publish or self.publishing.some_name(inode)
-        log.warning("%s is cut off: %s", self.publishing.called(held), why)
+        parent, name = held.publish or self.catalog.some_name(inode)
+        what = self.catalog.named(inode.ino)
+        log.warning("%s is cut off: %s; its writer's close fails", what, why)
         if name and held.staged > held.tier.configured:  # the next one begins in another tier
             space = ledger.namespaces.of(inode)
             self.placement.learn(parent, name, space, held.staged)
@@ -283,4 +287,4 @@ class Sealing:
         try:
             ledger.removals.take_names(held, type(why).__name__.encode())
         except CatalogError as error:  # it cannot be opened, and loses its name at its close
-            log.error("inode %d keeps its name until the catalog works: %s", inode.ino, error)
+            log.error("%s keeps its name until the catalog works: %s", what, error)

@@ -69,7 +69,8 @@ def _give_name_back(ledger: Ledger, ino: int) -> None:
         try:
             recovery.give_name_back(ledger, inode)
         except TierError as error:
-            log.error("inode %d may be missed: %s", ino, error)
+            what = ledger.catalog.named(ino)
+            log.error("%s may be missed until the next mount: %s", what, error)
 
 
 def _last_opened(ledger: Ledger, inode: Inode, lefts: list[Left]) -> list[Left]:
@@ -110,9 +111,10 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     if direct and tier not in holders and holders:
         tier = holders[0]
     if direct and not holders:
-        log.info("inode %d was read while it came; the rest comes anew", ino)
+        what = ledger.catalog.named(ino)
+        log.info("%s was read while it came; the rest comes anew", what)
     elif writers or not backing_id:  # else the kernel has the file, and the daemon needs none
-        fd = _file(inode, tier, writable=writers > 0)
+        fd = _file(ledger, inode, tier, writable=writers > 0)
     held = OpenObject(
         inode,
         tier,
@@ -129,7 +131,7 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     if ended and backing_id and fd >= 0:
         held.backing_id = objects.files.backings.register(fd)
     if not inode.links:
-        held.publish = objects.publishing.to_publish(ino)
+        held.publish = ledger.catalog.to_publish(ino)
         held.doom = objects.publishing.doom_of(ino)
     if inode.sealed:
         held.sealed_as = (inode.size, inode.backing_mtime_ns, inode.blocks)
@@ -145,12 +147,13 @@ def _reopen(objects: Objects, inode: Inode, lefts: list[Left]) -> OpenObject:
     return held
 
 
-def _file(inode: Inode, tier: Tier, *, writable: bool) -> int:
+def _file(ledger: Ledger, inode: Inode, tier: Tier, *, writable: bool) -> int:
     """Open the backing file; -1 if that fails, which its reader or the seal will find."""
     try:
         return tier.open(inode.ino, inode.version, writable=writable)
     except (NotFoundError, TierError) as error:
-        log.error("inode %d was open, and its file cannot be opened again: %s", inode.ino, error)
+        what = ledger.catalog.named(inode.ino)
+        log.error("%s was open, and its file cannot be opened again: %s", what, error)
         return -1
 
 
@@ -175,7 +178,7 @@ def _finish(objects: Objects, ino: int) -> None:
             held.doom, held.leaving = why, held.staged
             ledger.table.weigh(held, 0)
     else:
-        if objects.publishing.to_publish(ino) is not None:
+        if ledger.catalog.to_publish(ino) is not None:
             _measure(ledger, objects, inode)
         ledger.orphans.enter(inode)
 
@@ -183,7 +186,7 @@ def _finish(objects: Objects, ino: int) -> None:
 def _measure(ledger: Ledger, objects: Objects, inode: Inode) -> None:
     """Record the size of a file whose CREATE was not answered and comes again."""
     tier = ledger.tiers.holders(inode)[0]
-    fd = _file(inode, tier, writable=False)
+    fd = _file(ledger, inode, tier, writable=False)
     if fd >= 0:
         objects.files.measure(OpenObject(inode, tier, fd, writable=False, writers=1))
         os.close(fd)
@@ -199,7 +202,7 @@ def _watch(objects: Objects, inode: Inode) -> None:
         tier = ledger.tiers.holders(inode)[0]
         held = OpenObject(inode, tier, fd=-1, writable=False)
     if not held.writable:
-        fd = _file(inode, held.tier, writable=True)
+        fd = _file(ledger, inode, held.tier, writable=True)
         if fd < 0:
             return
         if held.fd >= 0:
@@ -221,7 +224,8 @@ def _seal(ledger: Ledger, objects: Objects, inode: Inode) -> None:
     try:
         fd = tier.open(inode.ino, inode.version, writable=False)
     except KvfsError as error:
-        log.error("inode %d was being made, and has no file: %s", inode.ino, error)
+        what = ledger.catalog.named(inode.ino)
+        log.error("%s was being made, and is lost, it has no file: %s", what, error)
         ledger.removals.drop(inode, "unfinished")
         return
     if tier.shared(fd):  # a process has a descriptor that it was lent for writing

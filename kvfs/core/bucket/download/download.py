@@ -24,7 +24,7 @@ from typing import Protocol
 import trio
 
 from kvfs import failpoints
-from kvfs.catalog import Inode, Stored
+from kvfs.catalog import Inode, Named, Stored
 from kvfs.compression.container import DamagedError
 from kvfs.core.bucket.download import streaming
 from kvfs.core.bucket.download.budget import FetchTurn
@@ -186,8 +186,8 @@ class Downloads:
             kind = type(error).__name__
             log.log(
                 logging.DEBUG if kind == self._logged else logging.WARNING,
-                "inode %d stays in the bucket (said once for all): %s",
-                *(inode.ino, error),
+                "%s stays in the bucket, an open is a miss (said once for all): %s",
+                *(self._named(inode), error),
             )
             self._logged = kind
             raise
@@ -195,10 +195,13 @@ class Downloads:
             expected = isinstance(error, StaleError) or not running.turn.urgent
             log.log(
                 logging.DEBUG if expected else logging.WARNING,
-                "inode %d stays in the bucket: %s",
-                *(inode.ino, error),
+                "%s stays in the bucket, an open is a miss: %s",
+                *(self._named(inode), error),
             )
             raise
+
+    def _named(self, inode: Inode) -> Named:
+        return self.ledger.catalog.named(inode.ino)
 
     async def _fetch(self, inode: Inode, running: Fetch) -> None:
         ino, version = inode.ino, inode.version
@@ -211,7 +214,7 @@ class Downloads:
                 stored = self.stored(ino)  # a job may have given it another name
                 if stored is None:
                     place = self.bucket.place
-                    raise NoObjectError(f"inode {ino}: nothing says where it is in {place}")
+                    raise NoObjectError(f"nothing says where it is in {place}")
                 await self.transfers.wait_for_trash(room.tier, ino, version)
                 moved = await self._download(inode, stored, room.tier, running)
                 self._enter(inode, room.tier, moved)
@@ -225,7 +228,7 @@ class Downloads:
         except WrongBytesError as error:  # try once more, before the object is lost
             if running.stream is not None:  # the chunk was already fetched once more
                 raise
-            log.warning("inode %d is fetched once more: %s", inode.ino, error)
+            log.warning("%s is fetched once more: %s", self._named(inode), error)
             return await self._bring(inode, stored, tier, running)
 
     async def _bring(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
@@ -234,7 +237,9 @@ class Downloads:
         if running.streamed:
             self.reading[stored.key] += 1
             try:
-                return await streaming.bring(self.remote, inode, wanted, tier, running.begin)
+                return await streaming.bring(
+                    *(self.remote, inode, self._named(inode), wanted, tier, running.begin)
+                )
             finally:
                 self.reading -= Counter({stored.key: 1})
         return await self.remote.call("down", inode.size, [path], downloading.download, wanted)
@@ -247,7 +252,7 @@ class Downloads:
         if current is None or tier in ledger.tiers.holders(current):
             if current is None:
                 ledger.trash.throw_away(tier, ino, version)
-            raise StaleError(f"inode {ino} has changed while it was fetched")
+            raise StaleError(f"{self._named(inode)} has changed while it was fetched")
         current.session = ledger.session  # not synced: after a crash its digest proves the copy
         try:
             ledger.records.add_copy(current, tier, moved.blocks, moved.digest)
@@ -279,17 +284,17 @@ class Downloads:
             self.stored(inode.ino),
         )
         if current is None:
-            return StaleError(f"inode {inode.ino} has changed while it was fetched: {error}")
-        ledger, place = self.ledger, self.bucket.place
+            return StaleError(f"{self._named(inode)} has changed while it was fetched: {error}")
+        ledger, place, named = self.ledger, self.bucket.place, str(self._named(inode))
         followed = self.bucket.shared and isinstance(error, OTHERS)
         if followed:
-            log.info("inode %d: another node has unlinked or replaced it: %s", inode.ino, error)
+            log.info("%s: another node has unlinked or replaced it: %s", named, error)
         elif isinstance(error, OTHERS):
-            log.error("inode %d is lost, %s: %s", inode.ino, place, error)
+            log.error("%s is lost, %s: %s", named, place, error)
         else:
             log.error(
-                "inode %d is lost here, what %s has of it stays there: look at what is between: %s",
-                *(inode.ino, place, error),
+                "%s is lost here, what %s has of it stays there: look at what is between: %s",
+                *(named, place, error),
             )
             if (there := ledger.dirty.stored(inode.ino)) is not None:
                 self.bucket.gave_wrong_bytes(there.key, there.etag)
@@ -306,10 +311,10 @@ class Downloads:
                 ledger.removals.let_go(current)
                 if belied:  # the kernel would pass a second ESTALE to the program
                     return error
-                return StaleError(f"inode {inode.ino}: another node has unlinked or replaced it")
+                return StaleError(f"{named}: another node has unlinked or replaced it")
             ledger.removals.drop(current, "lost", stored=False)
         except KvfsError as refused:
-            log.error("inode %d keeps its name for now: %s", inode.ino, refused)
+            log.error("%s keeps its name, and its next open is a miss, too: %s", named, refused)
         return error
 
     # Room

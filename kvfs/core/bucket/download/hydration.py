@@ -24,7 +24,7 @@ from functools import partial
 
 import trio
 
-from kvfs.catalog import Inode
+from kvfs.catalog import Inode, Named
 from kvfs.core.bucket.download.budget import Budget
 from kvfs.core.bucket.download.download import FOR_GOOD, Downloads, Fetch, PrefetchRequest
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
@@ -75,9 +75,9 @@ class Hydration:
         self._remote = remote
         self.downloads = Downloads(transfers, room, remote, jobs, bucket_lookup.matched)
         self.headers = 0
-        self._running: SingleFlight[int, Fetch] = SingleFlight(_defect)
+        self._running: SingleFlight[int, Fetch] = SingleFlight(self._defect)
         self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # inode, version
-            lambda key, error: _defect(key[0], error)
+            lambda key, error: self._defect(key[0], error)
         )
         self.opening: Callable[[Inode], None] = lambda _inode: None
         self.fetch_metadata = bucket_lookup.fetch_metadata
@@ -96,9 +96,11 @@ class Hydration:
         """
         bucket, ino = self.bucket, inode.ino
         if bucket.health.down or bucket.terms is None:
-            raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
+            raise NotFoundError(
+                f"{self._named(ino)} is in {bucket.place} only: {bucket.health.why}"
+            )
         if is_stub(inode):
-            raise NotFoundError(f"inode {ino}: {bucket.place} has not said yet what it is")
+            raise NotFoundError(f"{self._named(ino)}: {bucket.place} has not said yet what it is")
         running = self._running.get(ino)
         if running is None:
             running = self._begin(inode, streamed=not whole and self.downloads.may_stream(inode))
@@ -110,7 +112,7 @@ class Hydration:
         await self._wait(ino, running.ended if whole else running.ready, since)
         if not running.ended.is_set():
             return running.stream
-        running.expect_done(ino)
+        running.expect_done(self._named(ino))
         return None
 
     async def header(self, inode: Inode) -> Header | None:
@@ -130,7 +132,7 @@ class Hydration:
             asked = Asked()
             self._asked.begin(key, asked, partial(self._ask, inode.copy(), asked))
         await self._wait(inode.ino, asked.ended, trio.current_time())
-        asked.expect_done(inode.ino)
+        asked.expect_done(self._named(inode.ino))
         now = self.downloads.stored(inode.ino)  # it may have got another name
         if not asked.data or now is None:
             return None
@@ -153,11 +155,12 @@ class Hydration:
             wanted = (stored, inode.size, inode.digest)
             asked.data = await self._remote.call("down", SIZE, (), looking.peek, *wanted)
         except FOR_GOOD as error:
-            log.info("inode %d is to come as a whole: %s", inode.ino, error)
+            log.info("%s is to come as a whole: %s", self._named(inode.ino), error)
         except (KvfsError, OSError) as error:
             if isinstance(error, TierError):  # of which StoreErrors are some
                 self.bucket.failed("download", error)
-            log.warning("inode %d stays in the bucket: %s", inode.ino, error)
+            what = self._named(inode.ino)
+            log.warning("%s stays in the bucket, an open is a miss: %s", what, error)
             raise
 
     async def _wait(self, ino: int, enough: trio.Event, since: float) -> None:
@@ -165,9 +168,11 @@ class Hydration:
         bucket = self.bucket
         await wait_while_up(enough, since + bucket.wait, bucket.health)
         if not enough.is_set() and bucket.health.down:
-            raise NotFoundError(f"inode {ino} is in {bucket.place} only: {bucket.health.why}")
+            raise NotFoundError(
+                f"{self._named(ino)} is in {bucket.place} only: {bucket.health.why}"
+            )
         if not enough.is_set():
-            raise NotFoundError(f"inode {ino} is not here within {bucket.wait:.0f} s")
+            raise NotFoundError(f"{self._named(ino)} is not here within {bucket.wait:.0f} s")
 
     def ahead(self, inode: Inode, request: PrefetchRequest) -> bool:
         """Fetch an object for a request. False if a fetch is under way or impossible."""
@@ -206,6 +211,8 @@ class Hydration:
         spent = time.perf_counter() - began
         self.ledger.latencies.hydrate[self.bucket.name].observe(spent)
 
+    def _named(self, ino: int) -> Named:
+        return self.ledger.catalog.named(ino)
 
-def _defect(ino: int, error: Exception) -> None:
-    log.error("inode %d stays in the bucket: a defect of kvfs", ino, exc_info=error)
+    def _defect(self, ino: int, error: Exception) -> None:
+        log.error("%s stays in the bucket: a defect of kvfs", self._named(ino), exc_info=error)

@@ -109,7 +109,8 @@ class Prefetch:
         try:
             self._see(inode)
         except CatalogError as error:  # the next use of the catalog reports it
-            log.debug("after inode %d nothing is fetched ahead: %s", inode.ino, error)
+            what = self.ledger.catalog.named(inode.ino)
+            log.debug("after %s nothing is fetched ahead: %s", what, error)
 
     def _see(self, inode: Inode) -> None:
         self._end_idle()

@@ -27,10 +27,15 @@ log = logging.getLogger(__name__)
 
 
 async def bring(
-    remote: Remote, inode: Inode, wanted: Wanted, tier: Tier, began: Callable[[Stream], None]
+    remote: Remote,
+    inode: Inode,
+    named: object,
+    wanted: Wanted,
+    tier: Tier,
+    began: Callable[[Stream], None],
 ) -> Moved:
-    """Download an object into a tier; `inode` is its record when the fetch was asked for."""
-    stream = Stream(f"inode {inode.ino}", tier, inode.size, chunk_size(inode.size))
+    """Download the object `named` into a tier; `inode` is its record when the fetch began."""
+    stream = Stream(tier, inode.size, chunk_size(inode.size))
     followed = False  # whether the stream has the file that the mover fills now
     with (
         ExitStack() as stack
@@ -59,7 +64,7 @@ async def bring(
                 try:
                     fd = await _io(tier, TierCall("open", opening, os.close))
                 except (OSError, TierError) as error:  # the download has ended, with any result
-                    log.debug("inode %d is not read while it comes: %s", inode.ino, error)
+                    log.debug("%s is not read while it comes: %s", named, error)
                     return
                 asked.clear()
                 if stream.fd < 0:

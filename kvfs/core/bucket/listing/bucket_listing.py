@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import trio
 
-from kvfs.catalog import ROOT_INO
+from kvfs.catalog import ROOT_INO, Named
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup, LastSeen
 from kvfs.core.bucket.listing.remote_directories import EntryName
 from kvfs.core.flights import Flight, SingleFlight
@@ -69,7 +69,8 @@ class BucketListing:
         self._compared: LastSeen[int] = LastSeen()  # with the catalog
         self._running: SingleFlight[int, Flight] = SingleFlight(
             lambda ino, error: log.error(
-                "directory %d is not listed in the bucket: a defect of kvfs", ino, exc_info=error
+                *("%s is not listed in the bucket: a defect of kvfs", self._named(ino)),
+                exc_info=error,
             )
         )
 
@@ -130,7 +131,12 @@ class BucketListing:
         except TierError as error:  # of which StoreErrors are some
             self.bucket_lookup.failed(error)
         except KvfsError as error:
-            log.error("directory %d is not listed in the bucket: %s", ino, error)
+            log.error(
+                "%s is not listed in the bucket, names may be missing: %s", self._named(ino), error
+            )
+
+    def _named(self, ino: int) -> Named:
+        return self.remote_entries.catalog.named(ino)
 
     async def _enter(self, ino: int, *, compare: bool) -> list[int]:
         """Enter the names of a directory. Returns the inodes that its listing leaves in doubt.

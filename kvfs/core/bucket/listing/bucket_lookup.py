@@ -157,7 +157,8 @@ class BucketLookup:
         try:
             self._confirm_behind(ino)
         except CatalogError as error:
-            log.error("inode %d is not held against the bucket: %s", ino, error)
+            named = self.ledger.catalog.named(ino)
+            log.error("%s is not compared with the bucket: %s", named, error)
 
     def matched(self, ino: int) -> None:
         """Note that the bucket has this version of the object: its bytes have come."""

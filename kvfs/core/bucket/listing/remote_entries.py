@@ -127,7 +127,8 @@ class RemoteEntries:
             return "unsure"  # its upload finds out
         parent, cookie = inode.links[0]
         entry = self.catalog.dentry(parent, cookie)
-        log.info("inode %d is not in %s any more: %s", ino, self.bucket.place, ask.key)
+        named = self.catalog.named(ino)
+        log.info("%s goes, %s has no such object any more: %s", named, self.bucket.place, ask.key)
         if answer.strange:
             self.refuse(answer.strange)
         self.ledger.removals.let_go(inode)
@@ -159,9 +160,8 @@ class RemoteEntries:
         logged = trio.current_time() < self._logged_at + LOGGED_FOR
         log.log(
             logging.DEBUG if logged else logging.INFO,
-            "inode %d is to go up: no other object has its name in %s any more "
-            "(said once a minute)",
-            *(ino, bucket.place),
+            "%s is to go up: no other object has its name in %s any more (said once a minute)",
+            *(self.catalog.named(ino), bucket.place),
         )
         self._logged_at = self._logged_at if logged else trio.current_time()
         return "absent"

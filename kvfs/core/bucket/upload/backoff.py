@@ -38,22 +38,19 @@ class Backoff:
             return False
         return trio.current_time() >= self._quiet_until
 
-    def failed(self, what: str, error: Exception) -> float:
+    def failed(self, what: str, error: Exception, of: str = "") -> float:
         """Note a failure of the store, not of an object. Returns the pause in seconds.
 
         Each further failure makes the pause longer.
         """
         self.bucket.failed(what, error)
         kind = type(error).__name__
-        log.log(
-            logging.DEBUG if kind == self._logged else logging.WARNING,
-            "%s: the %s is tried again: %s",
-            *(self.bucket.place, what, error),
-        )
-        self._logged = kind
+        level, self._logged = logging.DEBUG if kind == self._logged else logging.WARNING, kind
         self._failures += 1
         pause = min(LONGEST_PAUSE, 2.0 ** min(self._failures - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 (jitter)
         self._quiet_until = max(self._quiet_until, trio.current_time() + pause)
+        told = (self.bucket.place, what, of, pause, error)
+        log.log(level, "%s: the %s%s is tried again in %.1f s: %s", *told)
         return pause
 
     def worked(self) -> None:

@@ -97,7 +97,7 @@ class Uploads:
         """
         if is_stub(inode):  # the new key needs all its metadata
             return Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
-        holders = self.ledger.tiers.holders(inode)
+        holders, named = self.ledger.tiers.holders(inode), self.ledger.catalog.named(inode.ino)
         copied = inode.in_bucket and stored is not None
         source = None if copied else self._source(inode, holders)
         if not copied and source is None:
@@ -122,21 +122,21 @@ class Uploads:
             return self._conflict(inode, stored, target.key, error)
         except (NoObjectError, ObjectChangedError) as error:
             if not copied or stored is None:  # another node was faster
-                log.info("inode %d is to be uploaded once more: %s", inode.ino, error)
+                log.info("%s is to be uploaded once more: %s", named, error)
                 return Later(AGAIN)
             return self._vanished(inode, stored, error)
         except SourceChangedError as error:
             if self.transfers.still_current(inode.ino, inode.version) is not None:
                 raise
-            log.debug("inode %d was written while it went up: %s", inode.ino, error)
+            log.debug("%s was written while it went up, and goes up again: %s", named, error)
             return Later(BUSY)
         except WrongBytesError as error:  # damaged on its way, too often
-            log.warning("inode %d is not uploaded yet: %s", inode.ino, error)
+            log.warning("%s is not uploaded yet, kvfs tries again: %s", named, error)
             return Later(AGAIN)
         except SourceError as error:
             current = self.transfers.still_current(inode.ino, inode.version)
             if current is not None and source and source in self.ledger.tiers.holders(current):
-                log.error("inode %d is not uploaded: %s", inode.ino, error)
+                log.error("%s is not uploaded, its copy is wrong: %s", named, error)
                 self.transfers.rotten(current, source)
                 return Later(BUSY)
             return Later(AGAIN)
@@ -240,8 +240,8 @@ class Uploads:
         counters["conflicts"] += 1
         log.log(
             logging.WARNING if counters["conflicts"] == 1 else logging.DEBUG,
-            "inode %d stays on this node only: %s (said once)",
-            *(inode.ino, error),
+            "%s stays on this node only: %s (said once)",
+            *(ledger.catalog.named(inode.ino), error),
         )
         with ledger.catalog.batch() as batch:
             self.superseded.unmark(key, batch)  # the object at the key is not ours
@@ -270,8 +270,8 @@ class Uploads:
             return Later(BUSY)
         log.log(
             logging.INFO if self.bucket.shared else logging.WARNING,
-            "inode %d is not what the bucket has any more: %s",
-            *(inode.ino, error),
+            "%s is not what the bucket has any more: %s",
+            *(self.ledger.catalog.named(inode.ino), error),
         )
         meant = self.dirty.key(current) != stored.key or not self.bucket.shared
         if meant and self.ledger.tiers.holders(current):

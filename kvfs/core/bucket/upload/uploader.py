@@ -114,13 +114,13 @@ class Uploader:
         try:
             later = await self._upload(ino) or Later(0.0)
         except (StoreError, TierError) as error:
-            self.backoff.failed("upload", error)
+            self.backoff.failed("upload", error, f" of {self.ledger.catalog.named(ino)}")
             self.backoff.refused = True
             self._swept = False  # perhaps the store could not abort it
             later = Later(0.0)  # the backoff delays all uploads
         except (KvfsError, OSError, SourceChangedError) as error:
             if self.transfers.still_current(ino) is not None:
-                self.transfers.breaker.failed("upload", ino, error)
+                self.transfers.breaker.failed("upload", self.ledger.catalog.named(ino), error)
         finally:
             self.running -= 1
             self.transfers.sending.discard(ino)
