@@ -69,7 +69,8 @@ class BucketListing:
         self._compared: LastSeen[int] = LastSeen()  # with the catalog
         self._running: SingleFlight[int, Flight] = SingleFlight(
             lambda ino, error: log.error(
-                *("%s is not listed in the bucket: a defect of kvfs", self._named(ino)),
+                "%s is not listed in the bucket: a defect of kvfs",
+                self._named(ino),
                 exc_info=error,
             )
         )
