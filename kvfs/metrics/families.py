@@ -272,168 +272,257 @@ def _counter(
     return Metric(f"kvfs_{name}_total", "counter", labels, what, read)
 
 
+TIER, SPACE, BOTH = ("tier",), ("namespace",), ("namespace", "tier")
+
+
+def _tier_gauge(name: str, what: str, field: str | None = None) -> Metric:
+    return _gauge(name, what, _of_tiers(field or name.removeprefix("tier_")), TIER)
+
+
+def _tier_counter(name: str, what: str) -> Metric:
+    return _counter(name, what, _of_tiers(name.removeprefix("tier_")), TIER)
+
+
+def _bucket_gauge(name: str, what: str) -> Metric:
+    return _gauge(f"bucket_{name}", what, _of_bucket(name))
+
+
 def _bucket_counter(name: str, what: str) -> Metric:
     return _counter(f"bucket_{name}", what, _of_bucket(name))
 
 
-TIER, SPACE, BOTH = ("tier",), ("namespace",), ("namespace", "tier")
+def _space_gauge(name: str, what: str) -> Metric:
+    return _gauge(f"namespace_{name}", what, _of_namespaces(name), SPACE)
+
+
+def _space_counter(name: str, what: str) -> Metric:
+    return _counter(f"namespace_{name}", what, _counted(name), SPACE)
+
 
 METRICS = (
     # The mount
-    _gauge("info", "always 1", _info, ("version", "mountpoint")),
-    _gauge("uptime_seconds", "age of the daemon", _value("uptime_s")),
-    _counter("takeovers", "daemons that took over", _value("takeovers")),
-    _gauge("keeper_up", "whether the keeper lives", _whether(lambda one: one["keeper_pid"])),
-    _gauge("passthrough", "whether it is on", _value("passthrough", "on")),
-    _gauge("huge_pages", "whether they are on", _value("huge_pages", "on")),
-    _gauge("census_done", "whether all is counted"),
-    _gauge("objects", "files, each once"),
+    _gauge(
+        "info", "Version and mount point as labels. Always 1.", _info, ("version", "mountpoint")
+    ),
+    _gauge("uptime_seconds", "Seconds since this daemon began to serve.", _value("uptime_s")),
+    _counter("takeovers", "Takeovers since the mount.", _value("takeovers")),
+    _gauge("keeper_up", "1 if the keeper lives, else 0.", _whether(lambda one: one["keeper_pid"])),
+    _gauge("passthrough", "1 if the kernel moves the bytes, else 0.", _value("passthrough", "on")),
+    _gauge("huge_pages", "1 if the RAM tier has huge pages, else 0.", _value("huge_pages", "on")),
+    _gauge("census_done", "1 if the census is done, else 0."),
+    _gauge("objects", "Objects of the mount, each counted once."),
     _gauge(
         "objects_out_of_reach",
-        "objects that a bucket has which is missing",
+        "Objects that only a bucket has, while the mount has no bucket.",
         _value("without_bucket"),
     ),
-    _gauge("open_handles", "open descriptors"),
-    _gauge("writers", "objects that are written"),
-    _gauge("jobs", "copies and digests that wait or run"),
-    _gauge("writing_back", "whether RAM is emptied"),
-    _gauge("trash", "backing files to unlink"),
-    _gauge("reclaimable_bytes", "RAM for new files"),
-    _counter("opens", "files opened, by who moves the bytes", _opens, ("by",)),
-    _counter("evictions", "objects that went, by reason", _evictions, ("reason",)),
+    _gauge("open_handles", "Open file handles and leases."),
+    _gauge("writers", "Objects that are being written."),
+    _gauge("jobs", "Copies and digests that run or wait."),
+    _gauge("writing_back", "1 while kvfs writes back before an unmount, else 0."),
+    _gauge("trash", "Files in local tiers that kvfs has yet to unlink."),
+    _gauge("reclaimable_bytes", "Bytes of RAM that a new file can have at once."),
+    _counter("opens", "Opens of files that were not open yet.", _opens, ("by",)),
+    _counter(
+        "evictions",
+        "Objects dropped, or evicted to the bucket alone, by reason.",
+        _evictions,
+        ("reason",),
+    ),
     _counter(
         "nvme_writes",
-        "objects judged worth a write",
+        "Decisions to write an object to NVMe or not.",
         _words("nvme_writes", DECISIONS),
         ("decision",),
     ),
-    _counter("errors", "operations answered with one", _errors, ("operation", "class")),
-    _counter("defects", "errors that should not exist", _defects),
-    _counter("misses", "opens of names whose bytes nothing could produce"),
-    _counter("created", "files made"),
-    _counter("sealed", "seals"),
-    _counter("settled", "files written to NVMe that were synced and hashed"),
-    _counter("verified", "copies on NVMe that opens compared with their digests"),
-    _counter("demoted", "copies made from RAM to NVMe"),
-    _counter("promoted", "copies made from NVMe to RAM"),
-    _counter("promotions_skipped", "promotions without room"),
-    _counter("outrun", "files that were published too late"),
-    _counter("dropped", "objects that went with all their names"),
-    _counter("missing", "backing files that were not there"),
-    _counter("quarantined", "backing files found damaged"),
-    _counter("swept", "backing files that meant nothing"),
-    _counter("mover_failures", "deaths of movers"),
-    _counter("job_failures", "copies and digests that failed"),
+    _counter("errors", "Operations answered with an error.", _errors, ("operation", "class")),
+    _counter("defects", "Operations answered with an error of class defect.", _defects),
+    _counter("misses", "Opens of existing names whose bytes no tier has."),
+    _counter("created", "Files created."),
+    _counter("sealed", "Seals of files with new content."),
+    _counter("settled", "Files written to NVMe directly, then synced and hashed."),
+    _counter("verified", "Copies on NVMe that opens compared with their digests."),
+    _counter("demoted", "Copies made from RAM to NVMe."),
+    _counter("promoted", "Copies made from NVMe to RAM."),
+    _counter("promotions_skipped", "Promotions skipped because RAM had no room."),
+    _counter("outrun", "Files with publish=close whose name was taken at their close."),
+    _counter("dropped", "Objects dropped with all their names."),
+    _counter("missing", "Copies in local tiers that were not at their place."),
+    _counter("quarantined", "Damaged copies moved to quarantine."),
+    _counter("swept", "Files in local tiers that no record named, and that kvfs removed."),
+    _counter("mover_failures", "Movers that died."),
+    _counter("job_failures", "Copies and digests that failed."),
     _gauge(
-        "inodes_unreadable", "records that made no sense", _value("counters", "inodes_unreadable")
+        "inodes_unreadable",
+        "Invalid records of objects in the catalog.",
+        _value("counters", "inodes_unreadable"),
     ),
     # How long
-    Metric("kvfs_open_seconds", "histogram", TIER, "opens to read", _latencies("open")),
-    Metric("kvfs_hydrate_seconds", "histogram", TIER, "objects fetched", _latencies("hydrate")),
-    Metric("kvfs_seal_seconds", "histogram", TIER, "last closes of writers", _latencies("seal")),
-    # Tiers
-    _gauge("tier_capacity_bytes", "to use", _of_tiers("capacity_bytes"), TIER),
-    _gauge("tier_used_bytes", "of sealed objects", _of_tiers("used_bytes"), TIER),
-    _gauge("tier_reserved_bytes", "set aside", _of_tiers("reserved_bytes"), TIER),
-    _gauge("tier_objects", "copies there", _of_tiers("objects"), TIER),
-    _counter("tier_hits", "opens answered from it", _of_tiers("hits"), TIER),
-    _gauge("tier_state", "1 for its state", _states, ("tier", "state")),
-    _gauge("tier_state_seconds", "age of its state", _of_tiers("state_s"), TIER),
-    *(
-        _counter(name, what, _of_tiers(name), TIER)
-        for name, what in (
-            ("compressed", "objects made smaller"),
-            ("compressed_bytes", "their sizes"),
-            ("compressed_to_bytes", "what they became"),
-            ("not_compressed", "objects that stayed as they are"),
-            ("decompressed", "objects made readable again"),
-        )
+    Metric(
+        *("kvfs_open_seconds", "histogram", TIER),
+        *("Seconds of successful opens for reading, by tier of the bytes.", _latencies("open")),
     ),
+    Metric(
+        *("kvfs_hydrate_seconds", "histogram", TIER),
+        *("Seconds from the request to the end of an object's download.", _latencies("hydrate")),
+    ),
+    Metric(
+        *("kvfs_seal_seconds", "histogram", TIER),
+        *("Seconds of last closes by writers, until the seal.", _latencies("seal")),
+    ),
+    # Tiers
+    _tier_gauge("tier_capacity_bytes", "Bytes that the tier may use now."),
+    _tier_gauge("tier_used_bytes", "Bytes of sealed objects in the tier."),
+    _tier_gauge("tier_reserved_bytes", "Bytes reserved in the tier."),
+    _tier_gauge("tier_objects", "Copies in the tier."),
+    _tier_counter("tier_hits", "Opens that the tier served, of objects that were not open yet."),
+    _gauge(
+        "tier_state", "1 for the current state of the tier, else 0.", _states, ("tier", "state")
+    ),
+    _tier_gauge("tier_state_seconds", "Seconds in the current state.", "state_s"),
+    _tier_counter("compressed", "Objects compressed for the tier."),
+    _tier_counter("compressed_bytes", "Bytes of compressed objects before their compression."),
+    _tier_counter("compressed_to_bytes", "Bytes of compressed objects after their compression."),
+    _tier_counter("not_compressed", "Objects left uncompressed, because compression did not pay."),
+    _tier_counter("decompressed", "Objects read from the tier and decompressed."),
     *(
-        _counter(f"{name}_cpu_seconds", "processor time", _of_tiers(f"{name}_cpu_us", 1e-6), TIER)
+        _counter(
+            f"{name}_cpu_seconds",
+            f"Seconds of CPU time spent to {name} objects of the tier.",
+            _of_tiers(f"{name}_cpu_us", 1e-6),
+            TIER,
+        )
         for name in ("compress", "decompress")
     ),
     # The scrubber
-    _counter("scrub_bytes", "verified", _scrubbed("bytes"), TIER),
-    _counter("scrub_objects", "copies verified", _scrubbed("objects"), TIER),
-    _counter("scrub_rotten", "wrong copies", _scrubbed("rotten"), TIER),
-    _counter("scrub_unread", "not readable", _scrubbed("unread"), TIER),
-    _counter("scrub_cpu_seconds", "processor time", _value("scrub", "cpu_s")),
-    _gauge("scrub_period_seconds", "of a pass; 0: off", _value("scrub", "period_s")),
+    _counter("scrub_bytes", "Bytes of copies that the scrub verified.", _scrubbed("bytes"), TIER),
+    _counter("scrub_objects", "Copies that the scrub verified.", _scrubbed("objects"), TIER),
+    _counter(
+        "scrub_rotten", "Copies whose bytes differ from their digest.", _scrubbed("rotten"), TIER
+    ),
+    _counter("scrub_unread", "Copies that the scrub could not read.", _scrubbed("unread"), TIER),
+    _counter("scrub_cpu_seconds", "Seconds of CPU time of the scrub.", _value("scrub", "cpu_s")),
+    _gauge(
+        "scrub_period_seconds",
+        "Seconds for one pass of the scrub. 0 if the scrub is off.",
+        _value("scrub", "period_s"),
+    ),
     _gauge(
         "scrub_paused",
-        "whether something holds it up",
+        "1 while the scrub is paused, else 0.",
         _whether(lambda one: one["scrub"]["state"] == "paused"),
     ),
-    _gauge("scrub_progress_ratio", "of the pass, 0 to 1", _value("scrub", "progress")),
     _gauge(
-        "scrub_began_timestamp_seconds", "begin of the pass; 0: none yet", _value("scrub", "began")
+        "scrub_progress_ratio",
+        "Share of the pass that is done, by bytes, from 0 to 1.",
+        _value("scrub", "progress"),
     ),
     _gauge(
-        "scrub_last_completed_timestamp_seconds", "end of the last whole pass", _last_pass("ended")
+        "scrub_began_timestamp_seconds",
+        "Unix time at which the current or last pass began. 0 before the first.",
+        _value("scrub", "began"),
     ),
-    _gauge("scrub_last_duration_seconds", "of the last whole pass", _last_pass("seconds")),
+    _gauge(
+        "scrub_last_completed_timestamp_seconds",
+        "Unix time at which the last whole pass ended. 0 before the first.",
+        _last_pass("ended"),
+    ),
+    _gauge(
+        "scrub_last_duration_seconds",
+        "Seconds that the last whole pass took. 0 before the first.",
+        _last_pass("seconds"),
+    ),
     # The bucket
-    _gauge("dirty_bytes", "to be uploaded", _of_tiers("dirty_bytes"), TIER),
-    _gauge("dirty_objects", "objects to be there", _of_tiers("dirty_objects"), TIER),
-    _gauge("dirty_limit_bytes", "beyond it writers wait", _of_tiers("dirty_most_bytes"), TIER),
-    _gauge("dirty_oldest_seconds", "age of the first", _of_tiers("oldest_dirty_s"), TIER),
-    _gauge("bucket_loaded", "whether dirty is counted", _of_bucket("loaded")),
-    _gauge("bucket_to_delete", "keys to delete", _of_bucket("to_delete")),
-    _gauge("bucket_in_conflict", "kept here", _of_bucket("in_conflict")),
-    _gauge("bucket_streaming", "objects read early", _of_bucket("streaming")),
-    _bucket_counter("uploads", "objects uploaded"),
-    _bucket_counter("upload_bytes", "bytes uploaded"),
-    _bucket_counter("downloads", "objects downloaded"),
-    _bucket_counter("download_bytes", "bytes downloaded"),
-    _bucket_counter("headers", "first bytes fetched"),
-    _bucket_counter("copies", "objects copied there"),
-    _bucket_counter("deletes", "keys deleted"),
-    _bucket_counter("conflicts", "names that others had published"),
-    _bucket_counter("conflicts_ended", "conflicts whose name became free"),
-    _bucket_counter("failures", "requests that failed"),
-    _counter("bucket_errors", "those by class", _bucket_errors, ("class",)),
-    _bucket_counter("waits", "writers and opens that waited for uploads"),
-    _bucket_counter("lookups", "questions about names"),
-    _bucket_counter("absent_cached", "questions that were spared"),
-    _bucket_counter("found", "objects of others looked up"),
-    _bucket_counter("imported", "objects of others listed"),
-    _bucket_counter("stale", "objects that others have deleted or replaced"),
-    _bucket_counter("refused", "what is no object of kvfs"),
-    _bucket_counter("prefetched", "objects fetched ahead"),
-    _bucket_counter("prefetch_used", "those that were opened"),
-    _bucket_counter("prefetch_wasted", "those that were not"),
-    _bucket_counter("warmed", "objects fetched for kvfs warm"),
-    # Namespaces
-    _gauge("namespace_bytes", "each object once", _of_namespaces("bytes"), SPACE),
-    _gauge("namespace_objects", "objects", _of_namespaces("objects"), SPACE),
-    _gauge("namespace_tier_bytes", "of its copies there", _by_tier("bytes"), BOTH),
-    _gauge("namespace_tier_objects", "its copies there", _by_tier("objects"), BOTH),
-    _counter("namespace_hits", "opens to read", _hits, BOTH),
-    Metric(
-        *("kvfs_namespace_open_seconds", "summary", SPACE, "opens to read"), _opens_of_namespaces
+    _tier_gauge("dirty_bytes", "Bytes of sealed objects that are not yet in the bucket."),
+    _tier_gauge("dirty_objects", "Objects whose bytes or names are not yet in the bucket."),
+    _tier_gauge("dirty_limit_bytes", "Dirty bytes from which on writers wait.", "dirty_most_bytes"),
+    _tier_gauge(
+        "dirty_oldest_seconds",
+        "Seconds since the seal of the oldest dirty object.",
+        "oldest_dirty_s",
     ),
-    _counter("namespace_evictions", "objects", _left, ("namespace", "reason")),
-    _counter("namespace_misses", "opens", _counted("misses"), SPACE),
-    _counter("namespace_read_bytes", "opened", _counted("read_bytes"), SPACE),
-    _counter("namespace_written", "objects", _counted("written"), SPACE),
-    _counter("namespace_written_bytes", "of objects written", _counted("written_bytes"), SPACE),
-    _gauge("namespace_hit_ratio", "with so much room", _ratios, ("namespace", "times")),
+    _bucket_gauge("loaded", "1 if the dirty objects of earlier mounts are counted, else 0."),
+    _bucket_gauge("to_delete", "Keys that kvfs has yet to delete in the bucket."),
+    _bucket_gauge(
+        "in_conflict",
+        "Objects that stay on this node, because the bucket has others under their names.",
+    ),
+    _bucket_gauge("streaming", "Objects that programs read during their download."),
+    _bucket_counter("uploads", "Objects uploaded."),
+    _bucket_counter("upload_bytes", "Bytes of objects uploaded."),
+    _bucket_counter("downloads", "Objects downloaded."),
+    _bucket_counter("download_bytes", "Bytes of objects downloaded."),
+    _bucket_counter("headers", "Objects whose first 4 KiB were downloaded for a directory scan."),
+    _bucket_counter("copies", "Objects copied within the bucket to another name."),
+    _bucket_counter("deletes", "Keys deleted in the bucket."),
+    _bucket_counter("conflicts", "Objects whose name another node published with other bytes."),
+    _bucket_counter("conflicts_ended", "Objects in conflict whose name became free."),
+    _bucket_counter("failures", "Requests that the store failed or did not answer."),
+    _counter("bucket_errors", "Failed requests by class of error.", _bucket_errors, ("class",)),
+    _bucket_counter("waits", "Waits of writers and opens for an upload."),
+    _bucket_counter("lookups", "Lookups of names in the bucket."),
+    _bucket_counter("absent_cached", "Lookups spared by an answer of the last second."),
+    _bucket_counter("found", "Objects of other nodes that lookups found."),
+    _bucket_counter("imported", "Objects of other nodes that listings found."),
+    _bucket_counter("stale", "Objects that another node deleted or replaced in the bucket."),
+    _bucket_counter("refused", "Keys ignored because they are no objects of this kvfs."),
+    _bucket_counter("prefetched", "Objects hydrated ahead of an open."),
+    _bucket_counter("prefetch_used", "Prefetched objects that were opened within a minute."),
+    _bucket_counter("prefetch_wasted", "Prefetched objects that were not opened within a minute."),
+    _bucket_counter("warmed", "Objects hydrated for kvfs warm."),
+    # Namespaces
+    _space_gauge("bytes", "Physical bytes of the namespace's objects, each counted once."),
+    _space_gauge("objects", "Objects in the namespace."),
     _gauge(
-        "namespace_capacity_objects",
-        "what once its room is",
-        _of_namespaces("capacity_objects"),
+        "namespace_tier_bytes",
+        "Bytes of the namespace's copies in the tier.",
+        _by_tier("bytes"),
+        BOTH,
+    ),
+    _gauge(
+        "namespace_tier_objects", "Copies of the namespace in the tier.", _by_tier("objects"), BOTH
+    ),
+    _counter("namespace_hits", "Opens for reading, by tier of the bytes.", _hits, BOTH),
+    Metric(
+        *("kvfs_namespace_open_seconds", "summary", SPACE),
+        *("Seconds of successful opens for reading.", _opens_of_namespaces),
+    ),
+    _counter(
+        "namespace_evictions",
+        "Objects dropped, or evicted to the bucket alone, by reason.",
+        _left,
+        ("namespace", "reason"),
+    ),
+    _space_counter("misses", "Opens of existing names whose bytes no tier has."),
+    _space_counter("read_bytes", "Bytes of the objects opened for reading."),
+    _space_counter("written", "Objects written in the namespace."),
+    _space_counter("written_bytes", "Bytes of objects written in the namespace."),
+    _gauge(
+        "namespace_hit_ratio",
+        "What-if hit ratio from 0 to 1, by factor of the room.",
+        _ratios,
+        ("namespace", "times"),
+    ),
+    _space_gauge("capacity_objects", "Objects of the present mean size that have room."),
+    _gauge(
+        "namespace_quota_bytes",
+        "Bytes of the namespace's quota. 0 if there is none.",
+        _quotas,
+        ("namespace", "kind"),
+    ),
+    _gauge(
+        "namespace_homeless",
+        "1 if the mount has no tier for the namespace, else 0.",
+        _homeless,
         SPACE,
     ),
-    _gauge("namespace_quota_bytes", "0: none", _quotas, ("namespace", "kind")),
-    _gauge("namespace_homeless", "whether it has no place", _homeless, SPACE),
 )
 
 
 def families(status: Status | None) -> Iterator[core.Metric]:
     """Yield all families; None: the daemon has not answered."""
     yield core.GaugeMetricFamily(
-        "kvfs_up", "whether the daemon answers", value=int(status is not None)
+        "kvfs_up", "1 if the daemon answers, else 0.", value=int(status is not None)
     )
     if status is not None:
         for metric in METRICS:

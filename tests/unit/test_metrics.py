@@ -244,10 +244,15 @@ def test_bounds_rise() -> None:
 
 def test_each_metric_is_documented_and_each_documented_one_exists() -> None:
     text = (ROOT / "docs" / "metrics.md").read_text()
-    documented = re.findall(r"^\| `(kvfs_\w+)` \| (\w+) \| ([^|]*)\| \S", text, re.MULTILINE)
+    documented = re.findall(
+        r"^\| `(kvfs_\w+)` \| (\w+) \| ([^|]*)\| (\S.*) \|$", text, re.MULTILINE
+    )
     found = [
-        (name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in documented
+        (name, kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in documented
     ]
+    meanings = {name: meaning.replace("`", "") for name, _, _, meaning in documented}
+    strange = [one.name for one in METRICS if not meanings[one.name].startswith(one.help[:-1])]
+    assert not strange, f"docs/metrics.md says something else of {strange}"
     exported = [(metric.name, str(metric.type), metric.labels) for metric in METRICS]
     assert sorted(found) == sorted([("kvfs_up", "gauge", ()), *exported])
 
