@@ -17,12 +17,12 @@ SGLANG_MODULE, SGLANG_CLASS = "kvfs.connectors.sglang", "KvfsHiCache"
 
 _WHOLE = {**SHARED, "publish": "close"}
 _WHY_WHOLE = {
-    "publish": "two processes that write the same chunk use one temporary name: so each has a file "
-    "of its own until it closes it"
+    "publish": "two processes that write the same chunk use the same temporary name; with close, "
+    "each process writes a file of its own"
 }
 _DIRECTORY = (
-    "a directory that exists is a hit, and a file missing in it an exception in the worker: remove "
-    "whole directories yourself"
+    "the connector takes a directory for a hit, and its worker fails if a file in it is missing; "
+    "remove whole directories yourself"
 )
 _HOST_MEMORY = 10 * GIB
 
@@ -34,12 +34,12 @@ def _gib(size: int) -> str:
 
 def _lmcache_local_disk(place: NamespacePath) -> str:
     if place.capacity is None:
-        size = "100  # GiB; set it to less than kvfs may use for it"
+        size = "100  # GiB; give less than the room that kvfs has for it"
     else:
         size = f"{_gib(place.share(0))}  # GiB; 90 % of the namespace's quota"
     return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names. What an earlier process left is not found again:
-# empty the directory before a start.
+# LMCache: the file of LMCACHE_CONFIG_FILE. LMCache does not find the files of an earlier process:
+# empty the directory before each start.
 local_disk: {json.dumps(f"file://{place.path}/")}
 max_local_disk_size: {size}
 """
@@ -47,8 +47,8 @@ max_local_disk_size: {size}
 
 def _lmcache_fs(place: NamespacePath) -> str:
     return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names. To share, start all processes with the same
-# PYTHONHASHSEED: names have Python's hash unless pre_caching_hash_algorithm says otherwise.
+# LMCache: the file of LMCACHE_CONFIG_FILE. To share chunks, start all processes with the same
+# PYTHONHASHSEED: file names contain Python's hash, unless you set pre_caching_hash_algorithm.
 remote_url: {json.dumps(f"fs://localhost:0{place.path}/")}
 remote_serde: "naive"
 """
@@ -57,7 +57,7 @@ remote_serde: "naive"
 def _lmcache_l2(place: NamespacePath) -> str:
     adapter = json.dumps({"type": "fs", "base_path": place.path})
     return f"""\
-# LMCache's server. --l1-size-gb is its own memory, yours to choose. The type "fs_native" makes the
+# LMCache's server. --l1-size-gb is its own memory: choose the size. The type "fs_native" makes the
 # same files.
 lmcache server --l1-size-gb 20 --eviction-policy LRU \\
   --l2-adapter {shlex.quote(adapter)}
@@ -66,8 +66,8 @@ lmcache server --l1-size-gb 20 --eviction-policy LRU \\
 
 def _lmcache_gds(place: NamespacePath) -> str:
     return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names. gds_buffer_size is MiB of device memory, yours
-# to choose. use_gds is off, as cuFile knows no FUSE file systems: chunks are copied through mmap.
+# LMCache: the file of LMCACHE_CONFIG_FILE. gds_buffer_size is MiB of device memory: choose the
+# size. use_gds is off, because cuFile cannot use FUSE: LMCache copies chunks through mmap.
 gds_path: {json.dumps(place.path)}
 gds_buffer_size: 8192
 use_gds: false
@@ -76,9 +76,9 @@ use_gds: false
 
 def _lmcache_native(place: NamespacePath) -> str:
     return f"""\
-# LMCache, the file that LMCACHE_CONFIG_FILE names, with kvfs in its environment. To share, start
-# all processes with the same PYTHONHASHSEED: chunks have Python's hash unless
-# pre_caching_hash_algorithm says otherwise.
+# LMCache: the file of LMCACHE_CONFIG_FILE. LMCache's Python environment needs the library of kvfs.
+# To share chunks, start all processes with the same PYTHONHASHSEED: file names contain Python's
+# hash, unless you set pre_caching_hash_algorithm.
 remote_storage_plugins: ["kvfs"]
 extra_config:
   remote_storage_plugin.kvfs.module_path: "{LMCACHE_MODULE}"
@@ -108,13 +108,13 @@ def _vllm_fs(place: NamespacePath) -> str:
         "secondary_tiers": [{"type": "fs", "root_dir": place.path}],
     }
     return (
-        "# vLLM. cpu_bytes_to_use is host memory in front of the files, yours to choose.\n"
+        "# vLLM. cpu_bytes_to_use is host memory in front of the files: choose the size.\n"
         + _vllm_serve("vllm", "OffloadingConnector", extra)
     )
 
 
 def _vllm_example(place: NamespacePath) -> str:
-    return "# vLLM. For trying out: the connector waits for each file.\n" + _vllm_serve(
+    return "# vLLM. Use it for a trial only: the connector waits for each file.\n" + _vllm_serve(
         "vllm", "ExampleConnector", {"shared_storage_path": place.path}
     )
 
@@ -125,19 +125,20 @@ def _vllm_disk(place: NamespacePath) -> str:
         "disk_path": f"{place.path}/cache",
         "disk_capacity_bytes": place.share(100 * GIB),
     }
-    note = "# vLLM. disk_capacity_bytes is for one rank: divide it by their number.\n"
+    note = "# vLLM. disk_capacity_bytes is for one rank: divide it by the number of ranks.\n"
     return note + _vllm_serve("vllm", "SimpleCPUOffloadConnector", extra)
 
 
 def _vua_vllm(place: NamespacePath) -> str:
-    return "# vLLM with VUA's connector, whose program registers it.\n" + _vllm_serve(
+    return "# vLLM with VUA's connector. The command vua-vllm registers it.\n" + _vllm_serve(
         "vua-vllm", "VUAStorageConnector_V1", {"shared_storage_path": place.path}
     )
 
 
 def _vllm_native(place: NamespacePath) -> str:
     return (
-        "# vLLM, with kvfs in its environment. What was dropped meanwhile is computed.\n"
+        "# vLLM. Its Python environment needs the library of kvfs. If kvfs drops a block between\n"
+        "# match and load, vLLM computes it again.\n"
         + _vllm_serve(
             "vllm",
             VLLM_CLASS,
@@ -149,14 +150,14 @@ def _vllm_native(place: NamespacePath) -> str:
 
 def _sglang(place: NamespacePath) -> str:
     own = (
-        "# With one more variable SGLang itself unlinks above a size, in bytes or as 200G, 200Gi\n"
-        "# (200GB is refused and turns it off). kvfs, which sees all processes, does it better.\n"
+        "# With this variable, SGLang unlinks files above a total size (bytes, 200G, 200Gi;\n"
+        "# 200GB means no limit). kvfs evicts better, because it sees all processes.\n"
         f"# export SGLANG_HICACHE_FILE_BACKEND_MAX_SIZE={place.share(0)}\n"
         if place.capacity
         else ""
     )
     return f"""\
-# SGLang. One namespace for each dtype and memory layout: its file names do not tell them apart.
+# SGLang. Make a namespace for each dtype and memory layout: the file names do not contain them.
 {own}export SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR={shlex.quote(place.path)}
 python -m sglang.launch_server --model-path "$MODEL" \\
   --enable-hierarchical-cache --hicache-storage-backend file
@@ -173,8 +174,8 @@ def _sglang_native(place: NamespacePath) -> str:
         "path": place.path,
     }
     return f"""\
-# SGLang, with kvfs in its environment. With page_first a page's keys are one piece of memory, and
-# so are its values; with layer_first, SGLang's default, those of each layer.
+# SGLang. Its Python environment needs the library of kvfs. With page_first, the keys of a page are
+# one piece of memory, and its values are another. layer_first, the default, has two for each layer.
 python -m sglang.launch_server --model-path "$MODEL" \\
   --enable-hierarchical-cache --hicache-mem-layout page_first \\
   --hicache-storage-backend dynamic \\
@@ -184,15 +185,15 @@ python -m sglang.launch_server --model-path "$MODEL" \\
 
 def _transformers(place: NamespacePath) -> str:
     return f"""\
-# transformers, with kvfs in its environment. model: one of transformers; revision: which weights
-# these are, such as a commit; tokens: ids of one prompt.
+# transformers. The Python environment needs the library of kvfs. model is a model of transformers,
+# revision names its weights (such as a commit), and tokens are the token ids of one prompt.
 import torch
 
 from kvfs.client import PrefixCache
 from kvfs.connectors.transformers import load, save, spec_of
 
 prefixes = PrefixCache({place.path!r}, spec_of(model, revision=revision))
-cache, done = load(prefixes, model, tokens)  # done < len(tokens): the rest is computed
+cache, done = load(prefixes, model, tokens)  # done < len(tokens): compute the rest
 out = model(torch.tensor([tokens[done:]]), past_key_values=cache, use_cache=True)
 save(prefixes, out.past_key_values, tokens)
 """
@@ -200,7 +201,7 @@ save(prefixes, out.past_key_values, tokens)
 
 def _vua(place: NamespacePath) -> str:
     return f"""\
-# VUA as a library. One namespace for each model: its directory names do not tell them apart.
+# VUA as a library. Make a namespace for each model: the directory names do not contain it.
 from vua.core import VUA, VUAConfig
 
 vua = VUA(VUAConfig, {place.path!r})
@@ -209,15 +210,15 @@ vua = VUA(VUAConfig, {place.path!r})
 
 def _slots(place: NamespacePath) -> str:
     return f"""\
-# llama.cpp. Requests choose the names of slots: one namespace for each model keeps them apart.
+# llama.cpp. Requests choose the names of slots: make a namespace for each model.
 llama-server --model "$MODEL" --slot-save-path {shlex.quote(f"{place.path}/")}
 """
 
 
 def _kvfs(place: NamespacePath) -> str:
     return f"""\
-# kvfs.client, with kvfs[torch] in the environment. model, revision, dtype and axes make the keys:
-# blocks of another model are never found. "token" is how many tokens a block has.
+# kvfs.client. The Python environment needs kvfs[torch]. model, revision, dtype and axes are part of
+# the keys: no program finds blocks of another model. "token" is the number of tokens of a block.
 from kvfs.client import PrefixCache, Spec
 
 spec = Spec(
@@ -227,7 +228,7 @@ spec = Spec(
     axes={{"kv": 2, "layer": 32, "token": 64, "head": 8, "dim": 128}},
 )
 cache = PrefixCache({place.path!r}, spec)
-found = cache.load(tokens)  # found.blocks of the prompt's blocks, found.tensors; compute the rest
+found = cache.load(tokens)  # found.blocks blocks in found.tensors; compute the rest
 cache.save(tokens, blocks, start=found.blocks)  # a tensor of shape (n, *spec.shape)
 """
 
@@ -236,8 +237,8 @@ PROFILES = {
     "lmcache-local-disk": ConnectorProfile(
         settings={"eviction": "never"},
         why={
-            "eviction": "its index is in the process: a file dropped behind its back is a "
-            "KeyError, so it is only moved to NVMe; LMCache unlinks what is too much"
+            "eviction": "LMCache keeps its index in the process, and raises KeyError for a dropped "
+            "file; kvfs only moves files to NVMe, and LMCache unlinks them"
         },
         write=_lmcache_local_disk,
     ),
@@ -246,7 +247,7 @@ PROFILES = {
     "lmcache-gds": ConnectorProfile(_lmcache_gds, SHARED),
     "lmcache-native": ConnectorProfile(
         settings=PREFIX,
-        why={"prefix": "names are kvfs's own: a chunk that is dropped leaves no directory behind"},
+        why={"prefix": "kvfs chooses the file names; a dropped chunk leaves no directory behind"},
         write=_lmcache_native,
     ),
     "vllm-fs": ConnectorProfile(_vllm_fs, SHARED),
@@ -254,15 +255,15 @@ PROFILES = {
         settings={"eviction": "never", "mode": "0644"},
         why={
             "eviction": _DIRECTORY,
-            "mode": "safetensors makes its files 0600, which another user could not read",
+            "mode": "safetensors makes files of mode 0600, which other users cannot read",
         },
         write=_vllm_example,
     ),
     "vllm-disk": ConnectorProfile(
         settings={"media": "nvme", "eviction": "never"},
         why={
-            "media": "one file as large as the cache, written in place all the time",
-            "eviction": "its index is in the process: it is nobody's to drop",
+            "media": "one file holds the whole cache, and vLLM writes to it all the time",
+            "eviction": "vLLM keeps the index in the process, and needs the file until it ends",
         },
         write=_vllm_disk,
     ),
@@ -271,7 +272,7 @@ PROFILES = {
         settings={"eviction": "never", "publish": "close"},
         why={
             "eviction": _DIRECTORY,
-            "publish": "it writes under the final name: others would read half a file",
+            "publish": "VUA writes under the final name; with close, no process reads half a file",
         },
         write=_vua_vllm,
     ),
@@ -282,7 +283,10 @@ PROFILES = {
     "vua": ConnectorProfile(_vua, SHARED),
     "llamacpp-slots": ConnectorProfile(
         settings=_WHOLE,
-        why={"publish": "it writes under the final name: others would read half a slot"},
+        why={
+            "publish": "llama.cpp writes under the final name; with close, no process reads "
+            "half a slot"
+        },
         write=_slots,
     ),
 }

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 _NOTHING = "nothing of kvfs"
 _LIBRARY = "kvfs's library (docs/engines.md)"
-_CHAIN = "one call, whatever the length"
+_CHAIN = "one call for any length"
 _LEAVES = "the end of a prompt before its beginning"
-_OTHERS = "never met: other keys; refused where the namespace has a fingerprint"
+_OTHERS = "other keys; a namespace with a fingerprint refuses them"
 
 
 class Gives(NamedTuple):
@@ -37,8 +37,8 @@ class Engine(NamedTuple):
 
 def _native_only_for_libraries(engine: str) -> str:
     return (
-        f"{engine} has no interface for native connectors; a program of your own that has tensors "
-        "uses kvfs.client"
+        f"{engine} has no interface for native connectors; a program of your own can store tensors "
+        "with kvfs.client"
     )
 
 
@@ -48,12 +48,12 @@ ENGINES = {
         native="vllm-native",
         others=("vllm-disk", "vllm-example", "vua-vllm"),
         gives=(
-            Gives("in its environment", _NOTHING, _LIBRARY),
+            Gives("Python environment", _NOTHING, _LIBRARY),
             Gives("found by", "every process of the same configuration", "every process"),
             Gives("longest prefix", "one call for each block", _CHAIN),
-            Gives("dropped first", "any block, as its name says nothing of order", _LEAVES),
+            Gives("dropped first", "any block, because names give no order", _LEAVES),
             Gives("copies of a load", "to host memory, to the device", "the same"),
-            Gives("another model or dtype", "directories of their own", _OTHERS),
+            Gives("another model or dtype", "separate directories", _OTHERS),
         ),
     ),
     "lmcache": Engine(
@@ -61,17 +61,17 @@ ENGINES = {
         native="lmcache-native",
         others=("lmcache-local-disk", "lmcache-l2-fs", "lmcache-gds"),
         gives=(
-            Gives("in its environment", _NOTHING, _LIBRARY),
-            Gives("found by", "processes with its PYTHONHASHSEED", "the same"),
+            Gives("Python environment", _NOTHING, _LIBRARY),
+            Gives("found by", "processes with the same PYTHONHASHSEED", "the same"),
             Gives("longest prefix", "a task and a stat for each chunk", "a stat for each chunk"),
             Gives(
                 "dropped first",
-                "any chunk, as its name says nothing of order",
-                "any chunk, as LMCache does not say which comes before",
+                "any chunk, because names give no order",
+                "any chunk, because LMCache does not give the order",
             ),
             Gives("copies of a load", "one, into LMCache's memory", "the same, on several threads"),
             Gives("copies of a save", "one, and 28 bytes before it", "one, in whole pages"),
-            Gives("two writers of a chunk", "need publish=close", "have names of their own"),
+            Gives("two writers of a chunk", "need publish=close", "have separate names"),
             Gives("another model or dtype", "other names", _OTHERS),
         ),
     ),
@@ -79,19 +79,19 @@ ENGINES = {
         files="sglang-file",
         native="sglang-native",
         gives=(
-            Gives("in its environment", _NOTHING, _LIBRARY),
+            Gives("Python environment", _NOTHING, _LIBRARY),
             Gives("found by", "every process", "every process"),
             Gives("longest prefix", "a stat for each page", _CHAIN),
-            Gives("dropped first", "any page, as its name says nothing of order", _LEAVES),
+            Gives("dropped first", "any page, because names give no order", _LEAVES),
             Gives(
                 "copies of a load",
-                "two, by way of a page that is zeroed first, one page after the other",
+                "two, through a page that SGLang zeroes first, one page after the other",
                 "one, into SGLang's memory, on several threads",
             ),
             Gives("copies of a save", "two", "one"),
             Gives(
                 "another dtype or memory layout",
-                "reads the wrong bytes: one namespace for each",
+                "wrong bytes: make a namespace for each",
                 _OTHERS,
             ),
         ),

@@ -18,8 +18,8 @@ SHARED = {"eviction": "adaptive"}
 # The needs of kvfs's own connectors that know the block before each: kvfs.prefix has the names.
 PREFIX = {**SHARED, "prefix": "on"}
 WHY_PREFIX = {
-    "prefix": "a directory is a prefix: what continues it goes before it, so that the longest one "
-    "is found in one call"
+    "prefix": "a directory stands for the start of prompts; kvfs drops the blocks that continue it "
+    "first, so one call finds the longest prefix"
 }
 # A share of the namespace's capacity, for engines that count by themselves: files take whole
 # blocks, and the next block is written before an old one goes.
