@@ -283,12 +283,12 @@ class Config:
         values, flags = _parse(options)
         config = cls(mountpoint=mountpoint, mount_flags=flags, **values)
         if config.nvme is None and "nvme_size" in values:
-            raise ConfigError("nvme_size is given without nvme, the directory it belongs to")
+            raise ConfigError("nvme_size is given without nvme: add nvme=DIRECTORY")
         if config.nvme is None and config.ram == 0:
-            raise ConfigError("ram=0 without nvme leaves no place for objects; give one of them")
+            raise ConfigError("ram=0 without nvme leaves no place for objects: give ram= or nvme=")
         alone = [name for name in values if name.startswith("s3_")]
         if config.s3 is None and alone:
-            raise ConfigError(f"{alone[0]} is given without s3, the bucket that it is about")
+            raise ConfigError(f"{alone[0]} is given without s3: add s3=s3://BUCKET/PREFIX")
         if config.nvme is not None and "nvme_size" not in values:
             config = replace(config, nvme_size=preflight.default_nvme_size(config.nvme))
         fitted = tuple(name for name in ("ram", "nvme_size") if name not in values)
@@ -358,7 +358,7 @@ class Config:
             fixed.add("mount_flags")
         if fixed:
             raise ConfigError(
-                f"{', '.join(sorted(fixed))}: needs a remount; unmount, and mount with it"
+                f"kvfs upgrade cannot change {', '.join(sorted(fixed))}: unmount, and mount with it"
             )
         fitted = tuple(name for name in self.fitted if name not in values)
         config = replace(self, **values, fitted=fitted)
@@ -393,7 +393,9 @@ class Config:
         try:
             return cls._from_values(json.loads(text), text)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ConfigError(f"a configuration {text[:80]!r} makes no sense: {error}") from None
+            raise ConfigError(
+                f"configuration {text[:80]!r}: expected that of a mount: {error}"
+            ) from None
 
     @classmethod
     def _from_values(cls, values: Any, text: str) -> "Config":  # noqa: ANN401 - JSON
@@ -401,7 +403,7 @@ class Config:
         if not isinstance(values, dict) or not {"mountpoint"} <= values.keys() <= known:
             unknown = sorted(set(values) - known) if isinstance(values, dict) else text[:80]
             raise ConfigError(
-                f"a configuration of another version of kvfs, with {unknown}; this one knows "
+                f"a configuration of another version of kvfs has {unknown}: expected some of "
                 f"{', '.join(sorted(known))}"
             )
         paths = {"mountpoint", "nvme", "log", "namespaces", "access_log"}
@@ -437,8 +439,8 @@ def bucket_place(options: str, s3: str | None = None) -> BucketPlace | None:
     strange = sorted({*values, *flags} - where)
     if strange:
         raise ConfigError(
-            f"{strange[0]} does not say where a bucket is; s3, s3_endpoint, "
-            "s3_region and s3_profile do"
+            f"option {strange[0]} does not say where a bucket is: expected s3, s3_endpoint, "
+            "s3_region or s3_profile"
         )
     prefix = values.get("s3") or s3
     if prefix is None:
@@ -461,9 +463,9 @@ def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the op
         cure = (
             f" by kvfs set, but by kvfs upgrade MOUNTPOINT -o {name}={text}"
             if _ROWS[name].upgrade
-            else ": unmount, mount anew"
+            else ": unmount, and mount again"
         )
-        raise ConfigError(f"{name} cannot change while mounted{cure}; what kvfs set can: {hot}")
+        raise ConfigError(f"{name} cannot change while mounted{cure}; kvfs set can: {hot}")
     return read_field("option", name, text, _OPTIONS, _FLAGS)
 
 
@@ -483,11 +485,11 @@ def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         elif word in _FLAGS.values():
             flags = {flag: None for flag in flags if _FLAGS[flag] != word}
         elif word == "remount":
-            raise ConfigError("remount is not supported: use kvfs set, or unmount and mount anew")
+            raise ConfigError("remount is not supported: use kvfs set, or unmount and mount again")
         else:
             name, equals, text = word.partition("=")
             if name in values:
-                raise ConfigError(f"option {name} is given twice")
+                raise ConfigError(f"option {name} is given twice: give it once")
             if not equals and _OPTIONS.get(name) is SWITCH:
                 text = "on"  # a switch alone, as in fstab
             values[name] = read_field("option", name, text, _OPTIONS, _FLAGS)

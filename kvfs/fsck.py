@@ -90,12 +90,12 @@ def place_of(nvme: NvmeTier, catalog: Catalog, options: str) -> BucketPlace:
     if place is None:
         raise _no_bucket(nvme)
     if known is not None and str(place) != known:
-        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}: give that")
+        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}: give that place")
     return place
 
 
 def _no_bucket(nvme: NvmeTier) -> ConfigError:
-    return ConfigError(f"{nvme.root} was never mounted with s3=: it has nothing in a bucket")
+    return ConfigError(f"{nvme.root} was never mounted with s3=: leave --bucket out")
 
 
 async def _run(

@@ -60,13 +60,13 @@ def run(
         except OutageError as error:
             raise OutageError(f"{error}; {place.cure}") from error
         except NoBucketError as error:
-            raise ConfigError(f"{error}: name the bucket that the mounts have") from error
+            raise ConfigError(f"{error}: give the bucket of the mounts") from error
         if found is None:
             raise ConfigError(
-                f"{place}: has no {keys.own}format.json, so it is no prefix that a kvfs uses"
+                f"{place}: has no {keys.own}format.json, expected the prefix of a mount"
             )
         if found.owner not in {"", look().identity}:
-            raise ConfigError(f"{place}: belongs to kvfs {found.owner} alone: collect it there")
+            raise ConfigError(f"{place}: belongs to kvfs {found.owner} alone: run kvfs gc there")
         collector = Collector(
             *(transfers, keys, look),
             older_than=older_than,
@@ -93,14 +93,14 @@ def _node(
         yield place, Own
     elif mounted:
         if options:
-            raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o away")
+            raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o out")
         yield _of_mount(target)
     else:
         with held(target, "gc", read_only=True) as (nvme, catalog):
             if catalog.recovered.taken or catalog.doubt:
                 raise ConfigError(
-                    f"catalog {catalog.path} lacks its newest changes, so nobody can tell what "
-                    f"it means: run kvfs fsck --repair {target} first"
+                    f"catalog {catalog.path} lacks its newest changes, and with them the objects "
+                    f"in use: run kvfs fsck --repair {target} first"
                 )
             yield _of_catalog(nvme, catalog, options)
 

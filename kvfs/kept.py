@@ -82,7 +82,7 @@ def opened(path: Path, flags: int, expected: str, cure: str) -> int:
 def _unread(path: Path, what: str, error: OSError, expected: str, cure: str) -> ConfigError:
     """Return the error for a file that cannot be read: its disk may be the cause."""
     if error.errno in DISK_FAILED:
-        cure = "its disk or file system fails: mount that anew, or take another one"
+        cure = "its disk or file system fails: mount it again, or use another one"
     return ConfigError(
         f"{path} cannot be {what} ({error.strerror}), expected a file with {expected}: {cure}"
     )
@@ -147,8 +147,8 @@ def folder(path: Path) -> None:
     mode = path.lstat().st_mode
     if not stat.S_ISDIR(mode):
         raise ConfigError(
-            f"{path} is {stat.filemode(mode)}, expected a directory that kvfs makes itself: take "
-            "it away"
+            f"{path} is {stat.filemode(mode)}, expected a directory that kvfs makes itself: remove "
+            "it"
         )
 
 
@@ -159,7 +159,7 @@ def files(directory: Path, folders: Iterable[str]) -> None:
         if stat.S_ISDIR(mode):
             raise ConfigError(
                 f"{directory / name} is {stat.filemode(mode)}, expected a file that kvfs makes "
-                "itself: take it away"
+                "itself: remove it"
             )
 
 
@@ -170,6 +170,6 @@ def inside(root: Path, name: str) -> Path:
     """
     if not _PLAIN.fullmatch(name):
         raise wrong(
-            root, name, "the name of a file in it", "the file that says so is damaged, restore it"
+            root, name, "the name of a file in it", "restore the damaged file that has this name"
         )
     return root / name

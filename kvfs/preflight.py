@@ -54,7 +54,9 @@ def check_resources(
 ) -> None:
     """Compare sizes and directories with this machine."""
     if ram > (most := runtime.memory()):
-        raise ConfigError(f"ram={format_size(ram)}: more than the memory, {most // MIB}M")
+        raise ConfigError(
+            f"ram={format_size(ram)}: more than the memory, expected {most // MIB}M at most"
+        )
     if nvme is not None:
         check_apart("nvme", nvme, mountpoint)
         _check_tier_directory(nvme, nvme_size)
@@ -69,12 +71,12 @@ def check_access_log(path: Path, mountpoint: Path, tiers: Iterable[Path]) -> Non
     real = Path(os.path.realpath(path))
     if mount := runtime.kvfs_holding(real):
         raise ConfigError(
-            f"access_log={path} is on {mount.path}, which is a kvfs itself: give a file elsewhere"
+            f"access_log={path} is on {mount.path}, a mount of kvfs: give a file elsewhere"
         )
     for directory in tiers:
         if real.is_relative_to(os.path.realpath(directory)):
             raise ConfigError(
-                f"access_log={path} is inside {directory}, which is a tier's: give a file elsewhere"
+                f"access_log={path} is inside {directory}, which has a tier: give a file elsewhere"
             )
     check_access_file(path)
     check_access_file(older(path))  # it is replaced
@@ -93,7 +95,7 @@ def check_access_file(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"access_log={path} cannot be looked at: {error.strerror}") from error
+        raise ConfigError(f"access_log={path} cannot be examined: {error.strerror}") from error
     try:
         expect_accesses(path, file)
     finally:
@@ -104,7 +106,7 @@ def expect_regular(path: Path, found: os.stat_result) -> None:
     """Refuse to write to a device, directory, pipe or link."""
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(
-            f"access_log={path}: {stat.filemode(found.st_mode)} is no regular file: give a new name"
+            f"access_log={path} is no regular file, {stat.filemode(found.st_mode)}: give a new name"
         )
 
 
@@ -114,8 +116,7 @@ def expect_accesses(path: Path, file: int) -> None:
     first = os.pread(file, 64, 0)
     if first and not _ACCESS.match(first):
         raise ConfigError(
-            f"access_log={path}: it has something else than accesses, and is left as it is: "
-            "give a new name"
+            f"access_log={path} is no access log, and kvfs does not change it: give a new name"
         )
 
 
@@ -125,8 +126,8 @@ def default_nvme_size(directory: Path) -> int:
     size = int(volume.f_bavail * volume.f_frsize * _NVME_SHARE) // MIB * MIB
     if size < SMALLEST_TIER:
         raise ConfigError(
-            f"nvme={directory}: 80 % of what is free there is {format_size(size)}, "
-            f"expected at least {format_size(SMALLEST_TIER)}; free some, or give nvme_size"
+            f"nvme={directory}: 80 % of the free space is {format_size(size)}, expected at least "
+            f"{format_size(SMALLEST_TIER)}: free some space, or give nvme_size"
         )
     return size
 
@@ -154,34 +155,39 @@ def check_apart(name: str, path: Path, mountpoint: Path) -> None:
     real = Path(os.path.realpath(path))
     if real.is_relative_to(mountpoint):
         raise ConfigError(
-            f"{name}={path} is inside the mount point {mountpoint}; it must be elsewhere"
+            f"{name}={path} is inside the mount point {mountpoint}: give a path elsewhere"
         )
     if mountpoint.is_relative_to(real):
-        raise ConfigError(f"mount point {mountpoint} is inside {name}={path}; it must be elsewhere")
+        raise ConfigError(
+            f"mount point {mountpoint} is inside {name}={path}: give a path elsewhere"
+        )
 
 
 def _check_tier_directory(directory: Path, size: int) -> None:
     place = _existing(directory)
     if runtime.filesystem_magic(place) == _OVERLAYFS_MAGIC:
         raise ConfigError(
-            f"nvme={directory} is on overlayfs, which kernel passthrough cannot stack on; "
-            "use a directory on ext4 or xfs, in a container a volume"
+            f"nvme={directory} is on overlayfs, which passthrough cannot use: expected a directory "
+            "on ext4 or xfs, in a container a volume"
         )
     if mount := runtime.kvfs_holding(Path(os.path.realpath(place))):
         raise ConfigError(
-            f"nvme={directory} is on {mount.path}, which is a kvfs itself; expected a directory "
-            "on ext4 or xfs"
+            f"nvme={directory} is on {mount.path}, a mount of kvfs: expected a directory on ext4 "
+            "or xfs"
         )
     if place == directory and place.stat().st_mode & 0o022:
-        raise ConfigError(f"nvme={directory} may be written to by others: chmod go-w {directory}")
+        raise ConfigError(f"nvme={directory}: other users can write there; chmod go-w {directory}")
     volume = os.statvfs(place)
     if volume.f_flag & os.ST_RDONLY:
-        raise ConfigError(f"nvme={directory} is on a read-only file system")
+        raise ConfigError(f"nvme={directory} is on a read-only file system: mount it writable")
     if not os.access(place, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
-        raise ConfigError(f"nvme={directory}: uid {os.geteuid()} may not write to {place}")
+        raise ConfigError(
+            f"nvme={directory}: uid {os.geteuid()} may not write to {place}; chown it"
+        )
     if size > (most := volume.f_blocks * volume.f_frsize):
         raise ConfigError(
-            f"nvme_size={format_size(size)}: more than the device has, {most // MIB}M"
+            f"nvme_size={format_size(size)}: more than the device has, expected {most // MIB}M "
+            "at most"
         )
 
 

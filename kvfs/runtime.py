@@ -192,7 +192,8 @@ def make_private(directory: Path) -> Path:
         status = made.lstat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise ConfigError(
-                f"{made} must belong to uid {os.geteuid()} and be writable by no one else"
+                f"{made} must belong to uid {os.geteuid()}, and no other user may write to it: "
+                "remove it, or set XDG_RUNTIME_DIR"
             )
     return directory
 
@@ -210,7 +211,7 @@ def available_memory(proc: Path = PROC) -> int:
 def _meminfo(proc: Path, name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE)
     if found is None:
-        raise ConfigError(f"{proc}/meminfo has no {name}; is this Linux?")
+        raise ConfigError(f"{proc}/meminfo has no {name}: mount the proc file system there")
     return int(found[1]) * 1024
 
 

@@ -128,11 +128,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         if 0 < self.quota_hard < self.quota_soft:
-            self._contradict("quota_soft", "quota_hard", "a soft quota is at most the hard one")
+            self._contradict("quota_soft", "quota_hard", "a soft quota is at most the hard quota")
         if self.eviction == "ttl" and not self.ttl:
             self._contradict("eviction", "ttl", "give a ttl, such as 12h")
         if self.pin and self.ttl > 0:
-            self._contradict("pin", "ttl", "what is pinned never expires: pin=off or ttl=0")
+            self._contradict("pin", "ttl", "a pinned object never expires: give pin=off or ttl=0")
         if self.write == "through" and self.media == ("ram",):
             cure = "there is no lower tier to write to: add one, such as media=ram+nvme"
             self._contradict("write", "media", cure)
@@ -184,7 +184,7 @@ class Settings:
             )
         if self.media == ("s3",):
             raise ConfigError(
-                "setting media=s3: objects are written to another tier first, expected one more, "
+                "setting media=s3: programs write to a local tier first, expected one more tier, "
                 "such as media=nvme+s3"
             )
 

@@ -77,8 +77,8 @@ def _check_pattern(pattern: str) -> None:
     rest = re.sub(r"\[(?=(!?\]?))\1[^]]*\]", "", pattern)  # a ] that comes first is a member
     if pattern in {"", ".", ".."} or "/" in pattern or "[" in rest:
         raise ConfigError(
-            "expected a pattern for the names of top-level directories, which have no /, with each "
-            "[ closed by a ]"
+            "expected a pattern for the names of top-level directories, without a /, and with a ] "
+            "for each ["
         )
 
 

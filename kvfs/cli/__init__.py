@@ -102,7 +102,7 @@ class Commands(Group):
 
 def _canonical(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     if not value:  # an unset variable in a script; it would mean the current directory
-        raise click.BadParameter("the mount point is empty")
+        raise click.BadParameter("the mount point is empty: expected a path")
     return runtime.canonical(value)
 
 
@@ -141,9 +141,9 @@ def is_mount(path: Path) -> bool:
     lacking = [part for part in _PARTS if not os.path.exists(path / part)]
     if lacking:
         raise ConfigError(
-            f"{path} is neither where a kvfs is mounted (those are: "
-            f"{', '.join(kvfs_mounts()) or 'none'})"
-            f" nor the directory that was given as nvme= (it has no {', no '.join(lacking)})"
+            f"{path} is neither a mount point of kvfs (there are: "
+            f"{', '.join(kvfs_mounts()) or 'none'}) nor an NVMe directory (nvme=): it has no "
+            f"{', no '.join(lacking)}"
         )
     return False
 
@@ -159,7 +159,7 @@ def assignments(words: Iterable[str], what: str) -> dict[str, str]:
         if not equals:
             raise ConfigError(f"{word}: expected NAME=VALUE")
         if name in texts:
-            raise ConfigError(f"{what} {name} is given twice")
+            raise ConfigError(f"{what} {name} is given twice: give it once")
         texts[name] = text
     return texts
 
@@ -181,7 +181,7 @@ def on_mount(path: str, *, follow: bool = True) -> MountInode:
         real = Path(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
     mount = runtime.kvfs_holding(real)
     if mount is None:
-        raise ConfigError(f"{path} is on no mount of kvfs; there are: {runtime.list_mounts()}")
+        raise ConfigError(f"{path} is on no mount of kvfs; mounts: {runtime.list_mounts()}")
     try:
         ino = real.lstat().st_ino
     except OSError as error:

@@ -89,7 +89,7 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
     status = request(mountpoint, "status")
     tier = "ram" if "ram" in status["tiers"] else "nvme"
     if not against.is_dir():
-        raise ConfigError(f"--against {against}: expected a directory that is there")
+        raise ConfigError(f"--against {against}: expected an existing directory")
     for left in _left(against):
         try:
             shutil.rmtree(left)
@@ -101,7 +101,7 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
     if room < LEAST:
         raise ConfigError(
             f"{human(room * SHARE)} are free in the {tier} tier or in {against}: expected "
-            f"{human(LEAST * SHARE)}, or others would be dropped for it"
+            f"{human(LEAST * SHARE)}, so that kvfs need not drop objects; make room first"
         )
     with _namespace(mountpoint, tier) as mine, _folder(against) as other:
         sides = Side("mount", mine), Side("beside", other)
@@ -158,7 +158,7 @@ def _folder(against: Path) -> Iterator[Path]:
 def _new(folder: Path) -> Path:
     path = folder / f"{NAME}{os.getpid()}"
     if path.exists():
-        raise ConfigError(f"{path} is there already: remove what another run has left")
+        raise ConfigError(f"{path} exists: remove this directory of an earlier run")
     return path
 
 
@@ -177,7 +177,7 @@ def _turn(folder: Path, size: int, files: int) -> Times:
             times.write.append(time.perf_counter() - began)
             if written != size:
                 raise KvfsError(
-                    f"{path}: {written} bytes were written, expected {size}: is it full?"
+                    f"{path}: {written} bytes were written, expected {size}: make room there"
                 )
         for path in paths:
             began = time.perf_counter()
@@ -189,7 +189,7 @@ def _turn(folder: Path, size: int, files: int) -> Times:
                 file.readinto(buffer)
             times.read.append(time.perf_counter() - began)
             if buffer != data:
-                raise KvfsError(f"{path}: other bytes are read than were written: report it")
+                raise KvfsError(f"{path}: the bytes differ from those that were written: report it")
     except OSError as error:
         raise KvfsError(f"{folder}: {error.strerror or error}") from error
     finally:

@@ -107,7 +107,7 @@ def _had(get: Callable[[], str]) -> str:
     try:
         return get()
     except (OSError, ValueError, KvfsError) as error:
-        return f"could not be had: {error}\n"
+        return f"not available: {error}\n"
 
 
 def _versions() -> dict[str, str]:
@@ -136,7 +136,7 @@ def _of_mount(mountpoint: Path, *, names: bool, fsck: bool) -> Iterator[Member]:
     try:
         status = request(mountpoint, "status")
     except KvfsError as error:
-        yield "status.json", f"could not be had: {error}\n"
+        yield "status.json", f"not available: {error}\n"
         log = runtime.log_path(mountpoint)
         yield "log.txt", Masks(safe=[str(mountpoint)]).text(_had(lambda: _end_of(log)))
         return
@@ -165,7 +165,9 @@ def _of_mount(mountpoint: Path, *, names: bool, fsck: bool) -> Iterator[Member]:
 
 
 def _log_of(mountpoint: Path) -> Path:
-    text = kept.read(runtime.runtime_dir(mountpoint) / "config", "its options", "mount it anew")
+    text = kept.read(
+        runtime.runtime_dir(mountpoint) / "config", "the options of the mount", "mount it again"
+    )
     return (Config.from_json(text).log if text else None) or runtime.log_path(mountpoint)
 
 

@@ -51,7 +51,7 @@ class Check(NamedTuple):
 
 def _file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
     if value == "":  # an unset variable in a script; it would mean the current directory
-        raise click.BadParameter("the path is empty: expected a new file's")
+        raise click.BadParameter("the path is empty: expected that of a new file")
     return None if value is None else Path(value)
 
 
@@ -74,7 +74,7 @@ def command(*, as_json: bool, bundle: Path | None, names: bool, no_fsck: bool) -
     the file is written. The bundle contains no secrets; look at it before you send it.
     """
     if (names or no_fsck) and bundle is None:
-        raise ConfigError("--names and --no-fsck go with --bundle")
+        raise ConfigError("--names and --no-fsck need --bundle FILE")
     checks = list(_checks())
     rows = [check._asdict() for check in checks]
     if bundle is not None:

@@ -112,7 +112,7 @@ def command(
     address = _address(listen) or ("127.0.0.1" if export.private else EVERYWHERE)
     mountd_port = mountd_port if v3 else 0
     if v3 and port == mountd_port:
-        raise ConfigError(f"--port and --mountd-port are both {port}: expected two ports")
+        raise ConfigError(f"--port and --mountd-port are both {port}: expected two different ports")
     if not start:
         text = (
             export.line()
@@ -139,9 +139,9 @@ def _stop(mountpoint: Path, *, knfsd: bool) -> None:
     if knfsd:
         KernelNfsServer(mountpoint).stop()
     elif not (ganesha := Ganesha(mountpoint)).stop():
-        click.echo(f"{where} was not exported any more: ganesha.nfsd had ended, see {ganesha.log}")
+        click.echo(f"{where} was no longer exported: ganesha.nfsd had ended, see {ganesha.log}")
         return
-    click.echo(f"{where} is not exported any more")
+    click.echo(f"{where} is no longer exported")
 
 
 def _fsid(mountpoint: Path) -> UUID:
@@ -149,14 +149,14 @@ def _fsid(mountpoint: Path) -> UUID:
     mount = runtime.kvfs_mount(mountpoint)
     if "allow_other" not in mount.super_options:
         raise ConfigError(
-            f"{mountpoint} is for one user only, as it was mounted without allow_other: mount it "
-            "with -o allow_other to export it"
+            f"{mountpoint} is for one user only, because it was mounted without allow_other: "
+            "mount it with -o allow_other, then export it"
         )
     status = request(mountpoint, "status")
     if "identity" not in status:
         raise ControlError(
-            f"{mountpoint} is served by an older kvfs, {status['version']}, which tells no "
-            f"identity: kvfs upgrade {mountpoint}"
+            f"{mountpoint} is served by an older kvfs ({status['version']}), which has no identity "
+            f"for NFS: run kvfs upgrade {mountpoint} first"
         )
     return UUID(status["identity"])
 
@@ -181,8 +181,8 @@ def _give(text: str, output: Path | None) -> None:
                 found = file.read(kept.LIMIT)  # longer than the configuration of any server
         if found and not is_ours(found):
             raise ConfigError(
-                f"--output {output} is there already, and not by kvfs export: give another file, "
-                "or take it away first"
+                f"--output {output} exists, and kvfs export did not write it: give another file, "
+                "or remove this one first"
             )
         output.write_text(text)
     except OSError as error:

@@ -23,14 +23,14 @@ from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
 
 CLEAN, REPAIRED, LEFT, FAILED = 0, 1, 4, 8  # fsck(8)
 NOTES = {
-    "to_verify": "copies were last written before a power loss and are to be verified (--hashes)",
-    "verified": "copies have the bytes of their digest",
-    "without_digest": "copies have no digest that their bytes could be compared with",
-    "ram_gone": "objects were only in memory, which is gone: the next mount drops them",
-    "unfinished": "objects were open when the daemon died: the next mount sees to them",
-    "in_bucket": "objects are in the bucket as they should be",
-    "deletes_done": "objects that were to be deleted from the bucket are gone (--repair notes it)",
-    "quarantined": "files are in quarantine, for you to look at",
+    "to_verify": "copies are older than a power loss: verify them (--hashes)",
+    "verified": "copies match their digest",
+    "without_digest": "copies have no digest to compare with",
+    "ram_gone": "objects were only in RAM, which is gone: the next mount drops them",
+    "unfinished": "objects were open when the daemon died: the next mount handles them",
+    "in_bucket": "objects are in the bucket as the catalog says",
+    "deletes_done": "objects to delete from the bucket are gone already (--repair records it)",
+    "quarantined": "files are in quarantine: look at them, then delete them",
 }
 
 
@@ -85,7 +85,7 @@ def command(
         with shown.bar:
             if live:
                 if options:
-                    raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o away")
+                    raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o out")
                 _ask_daemon(target, shown.add_answer, how)
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
@@ -95,7 +95,7 @@ def command(
                 fsck.run(target, shown.add_answer, options=",".join(options), **how)
     except InUseError as error:
         raise CheckFailed(
-            f"{target} is in use ({error.holder}): check it where it is mounted, "
+            f"{target} is in use ({error.holder}): check the mount instead, "
             f"kvfs fsck {_mountpoint(error.holder)}"
         ) from error
     except KvfsError as error:

@@ -18,20 +18,20 @@ from kvfs.errors import ConfigError, InUseError
 from kvfs.parsing import DURATION, read_value
 
 GARBAGE = {
-    "version": "of versions of namespaces that no node has any more",
-    "namespace": "of namespaces that no node has any more",
-    "aside": "put aside for a moment, and forgotten",
-    "name": "names of objects that are not there",
-    "probe": "left by mounts that tried the store",
-    "upload": "uploads that were cut short",
+    "version": "of versions of namespaces that no node uses any more",
+    "namespace": "of namespaces that no node uses any more",
+    "aside": "left over from an exchange of two names",
+    "name": "names of objects that do not exist",
+    "probe": "left by mounts that tested the store",
+    "upload": "uploads that were not completed",
 }
 WITHHELD = {
-    "recent": "garbage, but not for long, or something like it was written lately (--older-than)",
-    "aside": "put aside: a node that was not seen since may mean them",
+    "recent": "garbage younger than --older-than, or in a namespace with younger objects",
+    "aside": "of exchanged names: a node without a sign of life since then may use them",
 }
 KEPT = {
-    "foreign": "not named by kvfs: never touched",
-    "nameless": "at a hash whose name is lost: whoever knows the name finds them",
+    "foreign": "not of kvfs: kvfs never changes them",
+    "nameless": "at a hash whose name is lost: a program that knows the name finds them",
 }
 
 Answer = dict[str, Any]
@@ -44,7 +44,7 @@ def _duration(_ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 def _target(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
     if value == "":  # an unset variable in a script; it would mean the current directory
-        raise click.BadParameter("the target is empty")
+        raise click.BadParameter("the target is empty: expected a path")
     return None if value is None else runtime.canonical(value)
 
 
@@ -132,7 +132,7 @@ def command(
             )
     except InUseError as error:
         raise ConfigError(
-            f"{target} is in use ({error.holder}): give where it is mounted instead"
+            f"{target} is in use ({error.holder}): give its mount point instead"
         ) from error
     if as_json:
         click.echo(json.dumps(found))
@@ -142,7 +142,7 @@ def command(
         why = found["failed"][0]
         if as_json:
             sys.exit(1)
-        raise Refusal(f"{found['failures']} objects could not be deleted: {why}")
+        raise Refusal(f"{found['failures']} objects are not deleted: {why}; run kvfs gc again")
 
 
 def _show(found: Answer) -> None:
@@ -157,9 +157,9 @@ def _show(found: Answer) -> None:
         click.echo(f"node {identity}: {why}")
     for space in found["namespaces"]:
         told = [_amount(space)]
-        told += ["written to lately"] * space["recent"]
-        told += ["no record says where it came from"] * (not space["explained"])
-        click.echo(f"{space['name']}: no node has it: {', '.join(told)}")
+        told += ["written to recently"] * space["recent"]
+        told += ["no node record explains it"] * (not space["explained"])
+        click.echo(f"{space['name']}: no node uses it: {', '.join(told)}")
     for what, meanings in (("garbage", GARBAGE), ("withheld", WITHHELD), ("kept", KEPT)):
         for kind, tally in found[what].items():
             if kind in meanings:

@@ -83,9 +83,9 @@ class StartedJobs(NamedTuple):
         except KeyboardInterrupt:
             found = self.look(cancel=True)
             if said := told(found):
-                click.echo(f"ended: {said}; what was begun goes on", err=True)
+                click.echo(f"stopped: {said}; transfers that have begun go on", err=True)
             else:
-                click.echo("ended; what was begun goes on", err=True)
+                click.echo("stopped; transfers that have begun go on", err=True)
             raise click.exceptions.Exit(130) from None
         return found
 
@@ -95,7 +95,7 @@ class StartedJobs(NamedTuple):
             counting(), lambda one: {"description": what, "completed": one["files"]}, lambda _: ""
         )
         if found["problem"]:
-            raise KvfsError(f"{what} ended after {found['files']} files: {found['problem']}")
+            raise KvfsError(f"{what} stopped after {found['files']} files: {found['problem']}")
         return found
 
 
@@ -152,7 +152,7 @@ def evict_command(
     refused any object.
     """
     if drop and to == "nvme":
-        raise ConfigError("--to nvme loses nothing: --drop goes with --to s3, or alone")
+        raise ConfigError("--to nvme loses nothing: give --drop with --to s3, or alone")
     jobs = StartedJobs.start(paths, "evict", to=to or "", drop=drop, dry=dry_run)
     found = jobs.counted("evicting")
     give(found, lambda _: click.echo(_evicted(found, dry=dry_run)), as_json=as_json)
@@ -258,23 +258,23 @@ def import_command(mountpoint: Path, paths: tuple[str, ...]) -> None:
             bar.update(task, completed=found["names"] + found["known"])
     refused = sum(found["refused"].values())
     click.echo(
-        f"{found['place']}: {found['names']} names came, {found['known']} were known, "
+        f"{found['place']}: {found['names']} names are new, {found['known']} were known, "
         f"{refused} were refused"
     )
     for why, count in found["refused"].items():
         click.echo(f"  {count}: {why}")
     if found["missing"]:
         missing = ", ".join(found["missing"])
-        raise ControlError(f"{missing}: no such path on {mountpoint}, nor in {found['place']}")
+        raise ControlError(f"{missing}: no such path on {mountpoint} or in {found['place']}")
     if found["failed"]:
-        raise ControlError(f"the import ended: {found['failed']}; asked for again, it goes on")
+        raise ControlError(f"the import stopped: {found['failed']}; run it again to go on")
 
 
 def _below(mountpoint: Path, path: str) -> str:
     whole = os.path.normpath(mountpoint / path)
     below = os.path.relpath(whole, mountpoint)
     if below.startswith(".."):
-        raise ConfigError(f"path {path}: expected one below {mountpoint}")
+        raise ConfigError(f"path {path}: expected a path below {mountpoint}")
     return "" if below == "." else below
 
 
@@ -298,14 +298,15 @@ def flush_command(mountpoint: Path, *, wait: bool) -> None:
             left = (found["objects_left"], found["bytes_left"])
             if found["down"]:
                 raise KvfsError(
-                    f"{left[0]} objects are not in {found['place']}, which is down: {found['down']}"
+                    f"{left[0]} objects are not yet in {found['place']}, which is down: "
+                    f"{found['down']}"
                 )
             if found["done"] != done:
                 done, moved = found["done"], time.monotonic()
             elif time.monotonic() - moved > STALLED_S:
                 raise KvfsError(
-                    f"{left[0]} objects are not in {found['place']}, and none got there in "
-                    f"{STALLED_S:.0f} s; see the log"
+                    f"{left[0]} objects are not yet in {found['place']}, and none arrived there in "
+                    f"{STALLED_S:.0f} s: see the log"
                 )
             total = max(total, left[1])
             bar.update(task, total=total, completed=total - left[1])

@@ -86,14 +86,14 @@ def _spec(directory: Path) -> _Spec:
         raise ConfigError(f"{directory}: {FINGERPRINT}: {error.strerror}") from error
     if not text:
         raise ConfigError(
-            f"namespace {directory} has no fingerprint: expected one in which kvfs.client has saved"
+            f"namespace {directory} has no fingerprint: expected one that kvfs.client has opened"
         )
     try:
         told = json.loads(text)
         made = prefix.Fingerprint(**told)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"namespace {directory}: fingerprint={text!r}: expected what kvfs.client writes, JSON "
+            f"namespace {directory}: fingerprint={text!r}: expected the JSON of kvfs.client, "
             f"with model, revision, dtype, layout and block_tokens ({error})"
         ) from error
     names = tuple(map(str, range(made.shards))) if made.shards > 1 else ("",)
@@ -106,9 +106,11 @@ def _tokens(data: bytes, name: str) -> list[int]:
         text = data.decode()
         found = json.loads(text) if text.lstrip().startswith("[") else list(map(int, text.split()))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"--tokens {name}: expected ids of tokens ({error})") from error
+        raise ConfigError(
+            f"--tokens {name}: expected token ids, a JSON list or numbers ({error})"
+        ) from error
     if not isinstance(found, list):
-        raise ConfigError(f"--tokens {name}: expected a list of ids of tokens")
+        raise ConfigError(f"--tokens {name}: expected a list of token ids")
     return found
 
 
@@ -201,7 +203,9 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokens", f"{found['tokens']} of {found['of_tokens']}"),
     ]
     if found["bytes"] is None:
-        rows.append(("bytes", "not told: this is not the mount itself, asked by stat"))
+        rows.append(
+            ("bytes", "unknown: the path is not on the mount itself, so kvfs asked with stat")
+        )
     else:
         where = {"ram": "in memory", "nvme": "on nvme", "s3": "in s3 only"}
         rows += [(text, human(found["bytes"][tier])) for tier, text in where.items()]
@@ -213,7 +217,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         some = " ".join(map(str, after["tokens"][:FEW]))
         more = " ..." if len(after["tokens"]) > FEW else ""
         rows.append(
-            ("next", f"{after['path']} is not there: token {after['first_token']}: {some}{more}")
+            ("next", f"{after['path']} is missing: token {after['first_token']}: {some}{more}")
         )
     rows.append(("continued by", f"{found['continuations']} blocks"))
     return rows

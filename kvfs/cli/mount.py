@@ -80,7 +80,9 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
         _become_keeper(config)
     _start(config)
     if fresh:  # a mistyped name looks like this
-        click.echo(f"kvfs: nvme={fresh} did not exist: it was made, and is empty", err=True)
+        click.echo(
+            f"kvfs: nvme={fresh} did not exist: the mount has made it, and it is empty", err=True
+        )
     click.echo(_what_is_on(mountpoint))
 
 
@@ -96,12 +98,12 @@ def _check_ended(mountpoint: Path) -> None:
     if stop := users.end_of_export(mountpoint):
         raise ConfigError(
             f"{mountpoint} was detached while it was exported, and its kvfs (process {keeper}) "
-            f"serves it until the export ends: {stop}"
+            f"serves it until the export ends; end it first: {stop}"
         )
     raise ConfigError(
-        f"{mountpoint} was detached, and its kvfs (process {keeper}) serves it until the last file "
-        "there is closed and all is saved: then mount again. Something of a detached mount is open "
-        f"in {users.of_detached()}"
+        f"{mountpoint} was detached, and its kvfs (process {keeper}) serves it until all its files "
+        "are closed and saved: mount again after that. Files of detached mounts are open in "
+        f"{users.of_detached()}"
     )
 
 

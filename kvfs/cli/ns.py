@@ -59,10 +59,10 @@ class Named:
             return
         mounted = kvfs_mounts()
         if not mounted:
-            raise ConfigError(f"namespace {text}: no kvfs is mounted; kvfs mount makes a mount")
+            raise ConfigError(f"namespace {text}: no kvfs is mounted; run kvfs mount first")
         if len(mounted) > 1:
             raise ConfigError(
-                f"namespace {text}: {len(mounted)} kvfs are mounted; give its whole path, such as "
+                f"namespace {text}: {len(mounted)} kvfs are mounted; give the whole path, such as "
                 f"{mounted[0]}/{text}"
             )
         self.mountpoint, self.name = Path(mounted[0]), text
@@ -74,7 +74,7 @@ class Named:
 
 def _named(_ctx: click.Context, _param: click.Parameter, value: str) -> Named:
     if not value:
-        raise click.BadParameter("the namespace is empty")
+        raise click.BadParameter("the namespace is empty: expected a name or a path")
     return Named(value)
 
 
@@ -168,8 +168,8 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
     if not found["own"]:
         console.print(
             line(
-                f"namespace {namespace.name}: the directory has no settings of its own, so this is "
-                f"the mount's own namespace, which it is in; kvfs ns set gives it some"
+                f"namespace {namespace.name}: the directory has no settings of its own: this is "
+                "the mount's own namespace, which has its files; kvfs ns set gives it settings"
             )
         )
     for text in filter(None, (found["problem"], found.get("note"))):
@@ -206,7 +206,7 @@ def expect_own(namespace: Named, found: dict[str, Any]) -> None:
     if not found["own"]:
         raise ConfigError(
             f"namespace {namespace.name}: the directory has no settings of its own; kvfs ns set "
-            "gives it some"
+            "gives it settings"
         )
 
 
@@ -236,8 +236,8 @@ def _list(found: dict[str, Any]) -> None:
     for one in found["dropped"]:
         console.print(
             line(
-                f"namespace {one['name'] or one['ino']} was dropped: {one['objects']} objects, "
-                f"{human(one['bytes'])} of it are yet to be freed"
+                f"namespace {one['name'] or one['ino']} was dropped: kvfs has yet to free "
+                f"{one['objects']} objects, {human(one['bytes'])}"
             )
         )
     console.print(*models(found["models"]))
@@ -275,7 +275,7 @@ def models(found: list[dict[str, Any]]) -> list[Table | Text]:
     )
     made = table(("engine", "model", "objects", "bytes"), rows, fold=("engine", "model"))
     more = len(found) - MODELS_SHOWN
-    return [made, *([line(f"and {more} models more, which --json has")] if more > 0 else [])]
+    return [made, *([line(f"and {more} more models: see --json")] if more > 0 else [])]
 
 
 def problems(namespaces: list[dict[str, Any]]) -> list[Text]:
@@ -294,8 +294,8 @@ def drop(namespace: Named, *, wait: bool) -> None:
     ino = answer["dropped"]
     if answer["before"]:
         click.echo(
-            f"namespace {printable(namespace.name)} is not there any more: the daemon that died "
-            "over this has dropped it, or there was none"
+            f"namespace {printable(namespace.name)} does not exist any more: the daemon that died "
+            "meanwhile has dropped it, or it never existed"
         )
     if not wait:
         return

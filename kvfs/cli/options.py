@@ -64,8 +64,8 @@ def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
     if text is None:
         why = f"there is no {path}"
         raise ConfigError(
-            f"{mountpoint} has no keeper here to upgrade it ({why}). Ask as who mounted it "
-            f"({mount.owner}), and in the same container; else unmount, and mount with this kvfs"
+            f"{mountpoint} has no keeper here to upgrade it ({why}): run this as the mounting user "
+            f"({mount.owner}) in the same container, or unmount, and mount with this kvfs"
         )
     before = Config.from_json(text)
     if before.mountpoint != mountpoint:

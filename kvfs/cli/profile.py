@@ -32,7 +32,7 @@ def command(log: Path, *, limit: int | None, as_json: bool) -> None:
             if found % STEP == 0:
                 bar.update(task, completed=found)
     if not found:
-        raise ConfigError(f"{log}: nothing is in it: was the mount used since access_log= was set?")
+        raise ConfigError(f"{log}: the access log is empty: use the mount, then try again")
     give(profile.describe(), _show, as_json=as_json)
 
 

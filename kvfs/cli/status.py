@@ -65,7 +65,7 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _keeper(status: dict[str, Any]) -> str:
     if not status["keeper_pid"]:
-        return "dead: the mount ends with its daemon; unmount, and mount anew"
+        return "dead: the mount ends with its daemon; unmount, and mount again"
     return f"pid {status['keeper_pid']}, {status['takeovers']} takeovers"
 
 
@@ -80,7 +80,7 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
         waits += f", the oldest for {duration(bucket['oldest_dirty_s'])}"
     yield "not in s3 yet", waits
     if bucket.get("in_conflict"):  # an earlier daemon has none
-        yield "only here", f"{bucket['in_conflict']} objects, whose names others have in s3"
+        yield "only here", f"{bucket['in_conflict']} objects: other nodes have their names in s3"
     counters = {
         "s3": "uploads downloads headers copies deletes spilled conflicts failures",
         "names of others": "lookups absent_cached found imported stale refused",

@@ -213,7 +213,7 @@ def replay_command(
     if speed is not None and not math.isfinite(speed):
         raise ConfigError(f"speed {speed}: expected a number above 0")
     if not os.path.isdir(mountpoint):
-        raise ConfigError(f"{mountpoint} is not a directory")
+        raise ConfigError(f"{mountpoint} is not a directory: give a mount point")
     with _interruptible(), progress() as bar:
         task = bar.add_task("reading requests", total=limit)
         loaded = _loaded(bar, task, trace, block_tokens, limit)
@@ -236,7 +236,7 @@ def replay_command(
         "seconds": played.seconds,
     }
     if not as_json and not is_kvfs(mountpoint):
-        click.echo(f"note: {mountpoint} is not where a kvfs is mounted", err=True)
+        click.echo(f"note: {mountpoint} is not a mount point of kvfs", err=True)
     text = (
         f"{len(loaded)} requests, {hits.tokens} tokens, {hits.objects} blocks looked up "
         f"in {played.seconds:.1f} s\n"

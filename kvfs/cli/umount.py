@@ -57,7 +57,7 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
         if keeper is not None and not lazy and not select.select([keeper], [], [], patience)[0]:
             raise KvfsError(
                 f"{mountpoint} is unmounted, but its daemon has not ended in {patience:.0f} s: it "
-                "waits for a disk or a bucket, see the log"
+                "waits for a disk or a bucket; see the log"
             )
     finally:
         if keeper is not None:
@@ -99,15 +99,15 @@ def _write_back(mountpoint: Path) -> None:
         while left := (found := request(mountpoint, "write_back"))["bytes_left"]:
             if why := found.get("stuck"):
                 raise KvfsError(
-                    f"{left} bytes are only in RAM, and {why}: "
-                    f"mend it, or lose them: kvfs umount --now {mountpoint}"
+                    f"{left} bytes are only in RAM, and {why}: repair that, or lose these bytes: "
+                    f"kvfs umount --now {mountpoint}"
                 )
             if least is None or left < least:
                 least, moved = left, time.monotonic()
             elif time.monotonic() - moved > STALLED_S:
                 raise KvfsError(
-                    f"{left} bytes are only in RAM and none was written in {STALLED_S:.0f} s; "
-                    f"see the log, or lose them: kvfs umount --now {mountpoint}"
+                    f"{left} bytes are only in RAM, and none was saved in {STALLED_S:.0f} s: see "
+                    f"the log, or lose these bytes: kvfs umount --now {mountpoint}"
                 )
             total = max(total, left)
             if task is None:
@@ -116,13 +116,13 @@ def _write_back(mountpoint: Path) -> None:
             time.sleep(POLL_S)
     if lost := found.get("too_large"):
         click.echo(
-            f"kvfs: {lost} objects are lost with RAM: NVMe has no files as large, see the log",
+            f"kvfs: {lost} objects are lost with RAM: they are too large for NVMe, see the log",
             err=True,
         )
     if lost := found.get("displaced"):
         click.echo(
-            f"kvfs: {lost} objects were dropped to save what RAM held: NVMe is full, "
-            "a larger nvme_size keeps them",
+            f"kvfs: {lost} objects were dropped to save those of RAM: NVMe is full, give a larger "
+            "nvme_size",
             err=True,
         )
 
@@ -140,7 +140,7 @@ def _unmount(mountpoint: Path, *, lazy: bool) -> None:
         )
     except FileNotFoundError:
         raise KvfsError(
-            f"{program[0]} is not installed; it is in the packages mount and fuse3"
+            f"{program[0]} is not installed: install the packages mount and fuse3"
         ) from None
     except subprocess.CalledProcessError as error:
         message = error.stderr.strip().rstrip(".") or f"{program[0]} exited with {error.returncode}"

@@ -306,7 +306,7 @@ class PrefixCache:
             if out is not None or where.type != "cpu":
                 raise ValueError(
                     f"mode='mmap': expected out=None and the CPU, got device={device!r}, "
-                    f"out={type(out).__name__}: it copies nothing"
+                    f"out={type(out).__name__}: mmap copies nothing"
                 )
             return lambda: self._mapped(parent, most, shard)
         if mode != "copy":
@@ -380,7 +380,7 @@ class PrefixCache:
         begin = arguments.count_of(start, "start", len(keys))
         if begin + len(given) > len(keys):
             raise ValueError(
-                f"blocks: expected at most {len(keys) - begin}, what the prompt has from block "
+                f"blocks: expected at most {len(keys) - begin}, as the prompt has from block "
                 f"{begin} on, got {len(given)}"
             )
         return self.spec.root, keys[: begin + len(given)], given
@@ -456,4 +456,6 @@ class PrefixCache:
         if self._process is None:
             raise ValueError(f"the cache of {self.path} is closed")
         if self._process != os.getpid():
-            raise RuntimeError(f"the cache of {self.path} was opened before a fork: open it here")
+            raise RuntimeError(
+                f"the cache of {self.path} was opened before a fork: open it again here"
+            )

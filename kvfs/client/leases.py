@@ -280,7 +280,7 @@ class _Lender:
         except ValueError as error:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise OSError(errno.EMFILE, f"{error}: too many are open?") from None
+            raise OSError(errno.EMFILE, f"{error}: are too many files open?") from None
         leases = range(answer.first, answer.first + answer.blocks)
         self.held.update(leases)
         return list(zip(descriptors, leases, strict=True))

@@ -88,7 +88,9 @@ class Question:
         answer = _parse(data, len(keys))
         if answer is None:
             log.warning(
-                "%s gave %d bytes that are no answer: asking by stat", self._path, len(data)
+                "%s gave %d bytes that are no answer: kvfs.client asks with stat",
+                self._path,
+                len(data),
             )
             self.offered = False
             return None

@@ -93,7 +93,7 @@ class BlockStorage(ABC):
     def _check_stored(self, name: str, given: torch.Tensor, device: torch.device) -> None:
         _check(name, given, torch.Size([self.stored_bytes]), torch.uint8)
         if given.device != device:
-            raise ValueError(f"{name} is on {given.device}: expected it on {device}, as the block")
+            raise ValueError(f"{name} is on {given.device}: expected {device}, as for the block")
         if not given.is_contiguous() or given.data_ptr() % 4:
             raise ValueError(f"{name}: expected contiguous memory at a multiple of 4 bytes")
 

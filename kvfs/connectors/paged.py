@@ -165,8 +165,8 @@ class Mover:
         if count < len(save.keys):
             if not self.unsaved:
                 _log.warning(
-                    "blocks are not saved: more than staging_bytes wait to be written to %s; "
-                    "from now on they are counted only",
+                    "blocks are not saved: more than staging_bytes of blocks wait for %s; such "
+                    "blocks are only counted from now on",
                     self._cache.path,
                 )
             self.unsaved += len(save.keys) - count

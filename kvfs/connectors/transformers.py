@@ -67,15 +67,15 @@ def spec_of(
     config = _config(model)
     name = name or config.name_or_path or ""
     if not name:
-        raise ValueError("name='': expected what the weights are called; no name is in the config")
+        raise ValueError("name='': expected the name of the weights, which the config lacks")
     if not revision:
-        raise ValueError("revision='': expected which weights these are, such as a commit")
+        raise ValueError("revision='': expected the revision of the weights, such as a commit")
     if not adapter and getattr(model, "peft_config", None):
-        raise ValueError("adapter='': expected what the model's adapter is called, and its version")
+        raise ValueError("adapter='': expected the name and version of the model's adapter")
     given = model.dtype if isinstance(model, PreTrainedModel) else config.dtype
     dtype = dtype or given
     if dtype is None:
-        raise ValueError("dtype=None: expected that of keys and values; no dtype is in the config")
+        raise ValueError("dtype=None: expected that of keys and values, which the config lacks")
     return Spec(
         model=name,
         revision=f"{revision}+{_variant(config)}",
@@ -172,14 +172,14 @@ def _config(model: PreTrainedModel | PreTrainedConfig) -> PreTrainedConfig:
     who = type(config).__name__
     if config.is_encoder_decoder:
         raise ValueError(
-            f"{who}: a cache beside an encoder depends on more than these tokens; expected a model "
-            "of a decoder alone"
+            f"{who}: the cache of a model with an encoder depends on more than these tokens; "
+            "expected a model with a decoder only"
         )
     text = config.get_text_config(decoder=True)
     if text is not config:
         raise ValueError(
-            f"{who}: tokens do not say which image or sound stands at their place; for text alone "
-            f"give its {type(text).__name__}"
+            f"{who}: token ids do not identify images or sounds; for text alone give its "
+            f"{type(text).__name__}"
         )
     return config
 
@@ -197,8 +197,8 @@ def _axes(config: PreTrainedConfig, block_tokens: int) -> dict[str, int]:
     rope = _rope_types(config.to_dict().get("rope_parameters")) & _ROPE_BY_LENGTH
     if rope:
         raise ValueError(
-            f"{who}: rope_type={min(rope)!r}: keys depend on the length of the prompt that they "
-            "were computed in; expected positions that do not"
+            f"{who}: rope_type={min(rope)!r}: keys depend on the length of the prompt; expected a "
+            "type for which they do not"
         )
     shapes = {_heads(layer) for layer in config.per_layer_config}
     if len(shapes) != 1:

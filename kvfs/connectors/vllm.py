@@ -37,7 +37,7 @@ try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
 except ImportError as error:
     raise ImportError(
-        f"kvfs.connectors.vllm is loaded by vLLM 0.33 and needs it in its environment: {error}"
+        f"kvfs.connectors.vllm needs vLLM 0.33 in its Python environment: {error}"
     ) from error
 
 from kvfs.client import PrefixCache, Spec
@@ -222,7 +222,7 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def reset_cache(self) -> bool:
         _log.error(
-            "%s is not reset: other engines use it as well. If the model's weights have changed, "
+            "%s is not reset: other engines may use it. If the weights of the model have changed, "
             "start this engine with a namespace of another revision",
             self._told["path"],
         )
@@ -265,7 +265,11 @@ class KvfsConnector(KVConnectorBase_V1):  # type: ignore[misc]
             return self._requests if self._requests.add(request) else None
         if reason not in self._logged:
             self._logged.add(reason)
-            _log.info("request %s is not cached, nor are others: it %s", request.request_id, reason)
+            _log.info(
+                "request %s is not cached, nor are others of its kind: it %s",
+                request.request_id,
+                reason,
+            )
         return None
 
     def _variant(self) -> str:
@@ -306,7 +310,9 @@ def _options(told: dict[str, Any]) -> dict[str, Any]:
             wanted = _OPTIONS[name].__name__
             raise TypeError(f"kv_connector_extra_config: {name}={value!r}: expected {wanted}")
         if value in ("", 0) or (isinstance(value, int) and value < 0):
-            raise ValueError(f"kv_connector_extra_config: {name}={value!r}: expected more")
+            raise ValueError(
+                f"kv_connector_extra_config: {name}={value!r}: expected a greater number"
+            )
     if "path" not in told:
         raise ValueError(
             "kv_connector_extra_config: path is missing: expected the directory of a kvfs namespace"

@@ -48,13 +48,13 @@ def request_within(
 def _advice(mountpoint: Path, error: OSError) -> str:
     mount = runtime.mount_at(mountpoint)
     if mount is None or mount.fstype != runtime.FSTYPE:
-        return "is it a kvfs mount?"
+        return "give a mount point of kvfs"
     if not isinstance(error, FileNotFoundError):
         return f"if its daemon has died: kvfs umount {mountpoint}"
     return (
-        f"its sockets are not in {runtime.runtime_dir(mountpoint)}. Ask as who mounted it "
-        f"({mount.owner}), and in the same container; else its daemon has died, or they were "
-        f"deleted and it serves on: kvfs umount {mountpoint}"
+        f"its sockets are not in {runtime.runtime_dir(mountpoint)}. Run this as the mounting user "
+        f"({mount.owner}) in the same container. If that fails, its daemon is dead, or its sockets "
+        f"were deleted: kvfs umount {mountpoint}"
     )
 
 
@@ -66,7 +66,7 @@ def request_keeper(
         return _ask(runtime.keeper_path(mountpoint), patience, verb, arguments)
     except OSError as error:
         raise ControlError(
-            f"no keeper answers for {mountpoint} ({error}): if it is dead, unmount, and mount anew"
+            f"no keeper answers for {mountpoint} ({error}): if it is dead, unmount, and mount again"
         ) from error
 
 
@@ -102,7 +102,9 @@ def read_answer(path: Path, reply: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise ControlError(f"{path}: answered {reply[:80]!r}, expected a JSON object: is it kvfs?")
+        raise ControlError(
+            f"{path}: answered {reply[:80]!r}, expected a JSON object: is this kvfs?"
+        )
     if "error" in answer:
         raise (ConfigError if answer.get("invalid") else ControlError)(answer["error"])
     return answer

@@ -44,7 +44,7 @@ def asked(connection: Connected, line: bytes, verbs: Collection[str]) -> Control
         known = False
     if not known:
         raise ControlError(
-            f"request {line[:80]!r}, expected one JSON object in a line with a verb of "
+            f"request {line[:80]!r}: expected a line with one JSON object, and in it a verb of "
             + ", ".join(sorted(verbs))
         )
     return request
@@ -56,6 +56,6 @@ def check(connection: Connected) -> None:
     _, user, _ = _CREDENTIALS.unpack(found)
     if user not in {0, os.geteuid()}:
         raise ControlError(
-            f"uid {user} may not ask this mount: expected root or uid {os.geteuid()}, "
-            "who mounted it"
+            f"uid {user} may not ask this mount: expected root, or uid {os.geteuid()} that "
+            "mounted it"
         )

@@ -90,7 +90,7 @@ def _lock(directory: Path, mountpoint: Path) -> int:
     except OSError:
         holder = os.pread(lock, 20, 0).decode("ascii", "backslashreplace").strip() or "unknown"
         raise ConfigError(
-            f"{mountpoint} is kept by another kvfs (process {holder}): unmount that one first"
+            f"{mountpoint} belongs to another kvfs (process {holder}): unmount it first"
         ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

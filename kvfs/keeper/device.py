@@ -67,7 +67,7 @@ def _fusermount(mountpoint: Path, options: list[str]) -> int:
                 check=False,
             )
         except FileNotFoundError:
-            raise KvfsError("fusermount3 is not installed; it is in the package fuse3") from None
+            raise KvfsError("fusermount3 is not installed: install the package fuse3") from None
         theirs.close()
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if done.returncode or not descriptors:

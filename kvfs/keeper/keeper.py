@@ -40,7 +40,7 @@ STANDBY_PAUSE = 30.0  # s until a standby that failed to load is tried again
 CLIENT = 2.0  # s for a client's request, in which nothing else is looked at
 REQUEST_MAX = 1 << 20  # bytes
 _CONFIG = "the options of this mount"
-_CONFIG_CURE = "nothing, those of the mount go on; kvfs set again"
+_CONFIG_CURE = "run kvfs set again; until then the options of the mount hold"
 NICENESS = 10  # of a process that loads while another one serves
 
 
@@ -166,7 +166,7 @@ class Keeper:
         if not ended:
             log.error(
                 "%s: the daemon %d has not ended in time after umount --now, and is killed: it "
-                "waits for a disk, and keeps its locks until that answers",
+                "waits for a disk, and keeps its locks until the disk answers",
                 *(self.mountpoint, daemon.pid),
             )
         daemon.end()
@@ -190,7 +190,9 @@ class Keeper:
         silence = self.clock.now() - daemon.heard
         if not self._watchdog or silence < self._watchdog:
             return False
-        log.error("the daemon %d has said nothing for %.1f s: replaced", daemon.pid, silence)
+        log.error(
+            "the daemon %d has not answered for %.1f s: the keeper replaces it", daemon.pid, silence
+        )
         with suppress(ProcessLookupError):
             os.kill(daemon.pid, signal.SIGCONT)
             os.kill(daemon.pid, signal.SIGABRT)
@@ -237,7 +239,7 @@ class Keeper:
                 why = str(error)
                 process.end()
                 if process.facts.get("error", {}).get("config") and config != self.config:
-                    log.error("what was set since the mount is forgotten: %s", why)
+                    log.error("options that were set since the mount are lost: %s", why)
                     config = self.config
                 log.error("takeover failed (%d of %d): %s", self._deaths, DEATHS, why)
             else:
@@ -255,15 +257,15 @@ class Keeper:
         why = f"the daemon {daemon.death()}"
         short = self.clock.now() - daemon.started < SHORT_LIFE
         self._deaths = self._deaths + 1 if short else 0
-        log.warning("daemon (%d) %s: another one takes over", daemon.pid, daemon.death())
+        log.warning("daemon (%d) %s: another daemon takes over", daemon.pid, daemon.death())
         daemon.end()
         return why
 
     def _give_up(self, why: str) -> None:
         """Unmount, so that waiting clients get an error instead of no answer."""
         log.critical(
-            "%s: given up after %d daemons died in a row; the last: %s. It is unmounted; what was "
-            "sealed is all there: mount it again",
+            "%s: given up after %d daemons died in a row (the last: %s), and unmounted; sealed "
+            "objects are safe: mount it again",
             self.mountpoint,
             self._deaths,
             why,
@@ -280,7 +282,7 @@ class Keeper:
             if found.get("mountpoint") != self.config["mountpoint"]:
                 raise kept.wrong(path, str(found), _CONFIG, _CONFIG_CURE)
         except ConfigError as error:
-            log.error("what was set since the mount is forgotten: %s", error)
+            log.error("options that were set since the mount are lost: %s", error)
             return self.config
         return found
 
@@ -352,7 +354,9 @@ class Keeper:
             self.daemon = None
             log.error("upgrade to kvfs %s failed: %s", loaded["version"], error)
             if not self._replace():
-                raise DaemonFailed(f"{error}; and the former version did not come back") from error
+                raise DaemonFailed(
+                    f"{error}; and the former version did not come back: mount again"
+                ) from error
             self.notify.ready(self._status_line())
             raise DaemonFailed(
                 f"{error}; kvfs {before['version']} serves again, nothing is changed"

@@ -91,7 +91,7 @@ class Address(NamedTuple):
         except OSError as error:
             listening.close()
             raise ConfigError(
-                f"{option}={self} cannot be listened on: {error.strerror}; choose another one"
+                f"{option}={self} cannot be used: {error.strerror}; choose another address"
             ) from error
         return listening
 
@@ -102,7 +102,9 @@ class Address(NamedTuple):
         """
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self.path).st_mode):
-                raise ConfigError(f"{option}={self}: that is there already, and is no socket")
+                raise ConfigError(
+                    f"{option}={self}: the path exists, and is no socket: give another path"
+                )
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
                 asking.setblocking(False)  # noqa: FBT003 (socket's own)
                 try:
@@ -112,7 +114,7 @@ class Address(NamedTuple):
                     return
                 except BlockingIOError:  # a process listens, and is busy
                     pass
-            raise ConfigError(f"{option}={self}: another process listens there; choose another one")
+            raise ConfigError(f"{option}={self}: another process listens there; choose another")
 
     def remove(self) -> None:
         """Remove the name of a socket after the end of the mount."""

@@ -53,15 +53,15 @@ class Export:
         if _ODD.search(str(self.path)):
             raise ConfigError(
                 f"{str(self.path)!r}: expected a path without quotes, backslashes and control "
-                "characters, which NFS servers cannot be told"
+                "characters, which NFS servers cannot read"
             )
         if self.act_as is not None and self.keep_root:
-            raise ConfigError("--no-root-squash contradicts --all-as: everybody acts as one user")
+            raise ConfigError("--no-root-squash contradicts --all-as: give one of the two")
         for network in self.keep_root:
             if not any(_within(network, allowed) for allowed in self.allow):
                 raise ConfigError(
-                    f"--no-root-squash {network}: expected a network within those of --allow, "
-                    f"which are {', '.join(map(str, self.allow))}"
+                    f"--no-root-squash {network}: expected a network within those of --allow: "
+                    f"{', '.join(map(str, self.allow))}"
                 )
 
     @property
@@ -211,8 +211,8 @@ def _words(network: Network) -> list[str]:
         return [str(half) for half in network.subnets()]
     if network.prefixlen > LONGEST_PREFIX:
         raise ConfigError(
-            f"--allow {network}: nfs-ganesha takes single addresses and prefixes up to "
-            f"/{LONGEST_PREFIX}"
+            f"--allow {network}: expected a single address or a prefix up to /{LONGEST_PREFIX}, "
+            "as nfs-ganesha needs"
         )
     return [str(network)]
 

@@ -79,8 +79,8 @@ class Ganesha:
                 if told == text and self._serves(pid):
                     return False
                 raise ConfigError(
-                    f"{self.mountpoint} is exported otherwise already, by process {pid}: "
-                    f"kvfs export --stop {self.mountpoint} comes first"
+                    f"{self.mountpoint} is exported already, with other options, by process {pid}: "
+                    f"run kvfs export --stop {self.mountpoint} first"
                 )
             try:
                 for one in filter(None, (port, mountd_port)):
@@ -115,12 +115,12 @@ class Ganesha:
                     )
                 if time.monotonic() > deadline:
                     raise KvfsError(
-                        f"{PROGRAM} does not serve {self.mountpoint} within {START_S:.0f} s: "
+                        f"{PROGRAM} did not serve {self.mountpoint} within {START_S:.0f} s: "
                         f"{self._reason(begin)}"
                     )
                 time.sleep(POLL_S)
             if wrong := [line for line in self._log_lines(begin) if " :CONFIG :CRIT :" in line]:
-                raise KvfsError(f"{PROGRAM} does not take its configuration: {wrong[0]}")
+                raise KvfsError(f"{PROGRAM} refuses its configuration: {wrong[0]}")
         except BaseException:
             process.kill()
             process.wait()
@@ -208,14 +208,14 @@ class KernelNfsServer:
         if shutil.which(EXPORTFS) is None:
             raise ConfigError(f"{EXPORTFS} is not installed: apt-get install nfs-kernel-server")
         text = export.line()
-        cure = f"take it away, or kvfs export --knfsd --stop {self.mountpoint}"
+        cure = f"remove it, or run kvfs export --knfsd --stop {self.mountpoint}"
         found = kept.read(self.file, "a line of exports(5)", cure)
         if found is not None:
             if found == text:
                 return False
             raise ConfigError(
-                f"{self.mountpoint} is exported otherwise already, by {self.file}: "
-                f"kvfs export --knfsd --stop {self.mountpoint} comes first"
+                f"{self.mountpoint} is exported already, with other options, by {self.file}: "
+                f"run kvfs export --knfsd --stop {self.mountpoint} first"
             )
         self.file.parent.mkdir(exist_ok=True)
         kept.write(self.file, text)
@@ -260,8 +260,8 @@ def check_free(address: str, port: int) -> None:
         except OSError as error:
             who = _listener(port)
             raise ConfigError(
-                f"port {port} of {address} cannot be had: {error.strerror}"
-                f"{who and f', by {who}'}; --port and --mountd-port choose others"
+                f"port {port} of {address} cannot be used: {error.strerror}"
+                f"{who and f', by {who}'}; choose others with --port and --mountd-port"
             ) from None
 
 

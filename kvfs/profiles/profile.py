@@ -46,8 +46,8 @@ class NamespacePath:
             raise ConfigError(f"namespace {namespace!r}: expected the name of one directory")
         if not path.isprintable() or path != path.strip() or _REFUSED & set(path):
             raise ConfigError(
-                f"path {path!r}: engines' configurations cannot say , ? # or control characters, "
-                "nor a space at its end: choose another name"
+                f"path {path!r}: expected no , ? # or control character, and no space at the end, "
+                "which engines cannot read: choose another name"
             )
         if capacity is not None and capacity < _SMALLEST:
             raise ConfigError(

@@ -151,15 +151,15 @@ class Collector:
             node = known.get(identity)
             if node is None:
                 raise ConfigError(
-                    f"node {identity}: has no record; there are {', '.join(known) or 'none'}"
+                    f"node {identity} has no record; there are {', '.join(known) or 'none'}"
                 )
             if identity == own.identity:
-                raise ConfigError(f"node {identity}: is this one, which cannot be forgotten")
+                raise ConfigError(f"node {identity} is this node: give another node to forget")
             if not self._is_stale(node):
                 raise ConfigError(
                     f"node {identity} ({node.host}:{node.mountpoint}): its record was refreshed "
-                    f"{self._began - node.refreshed:.0f} s ago; if it is gone for good, wait for "
-                    "--node-age, or give a smaller one"
+                    f"{self._began - node.refreshed:.0f} s ago; if it is gone for good, wait, or "
+                    "give a smaller --node-age"
                 )
 
     def _named(self, entries: Iterable[Entry]) -> Iterator[tuple[Entry, ObjectName | None]]:
@@ -227,15 +227,15 @@ class Collector:
             )
         if not report.nodes and not self._own().identity:
             raise ConfigError(
-                "nothing is deleted: no node has a record, so nobody knows what is in use; mount "
-                "it with this kvfs first"
+                "nothing is deleted: no node has a record of the objects in use; mount the prefix "
+                "with this kvfs first"
             )
         if report.unexplained and not all_recorded:
             named = ", ".join(map(str, report.unexplained[:EXAMPLES]))
             raise ConfigError(
-                f"nothing is deleted: no record of a node says where {named} came from, so a kvfs "
-                "without a record may use the prefix; mount that with this version of kvfs, or "
-                "give --all-recorded if there is none"
+                f"nothing is deleted: no record of a node explains {named}, so a kvfs without a "
+                "record may use the prefix; mount the prefix there with this version of kvfs, or "
+                "give --all-recorded if each kvfs has a record"
             )
 
     def delete(self, report: Report) -> None:

@@ -139,7 +139,9 @@ def translated(
         code = str(error.response.get("Error", {}).get("Code") or "")
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if status == 404 and code in {"", "404"} and error.operation_name not in _BODILESS:  # noqa: PLR2004
-            raise OutageError(f"{what}: HTTP 404 without a code: that is no S3 store") from error
+            raise OutageError(
+                f"{what}: HTTP 404 without a code: the endpoint is no S3 store"
+            ) from error
         raise failure_of(code, status, what, missing=missing, precondition=precondition) from error
     except _NO_CREDENTIALS as error:
         named = f" ({error})" if isinstance(error, of_botocore.ProfileNotFound) else ""
@@ -152,9 +154,9 @@ def translated(
     except of_botocore.BotoCoreError as error:
         raise StoreError(f"{what}: {type(error).__name__}: {error}") from error
     except RecursionError as error:
-        raise OutageError(f"{what}: redirected without end") from error  # botocore follows
+        raise OutageError(f"{what}: redirected too often") from error  # botocore follows
     except KeyError as error:
         raise OutageError(f"{what}: the answer has no {error}") from error
     except _NONSENSE as error:
         name = type(error).__name__
-        raise OutageError(f"{what}: the answer makes no sense ({name}): is it a store?") from error
+        raise OutageError(f"{what}: the answer is not from S3 ({name}): is it a store?") from error

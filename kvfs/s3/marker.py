@@ -50,12 +50,12 @@ def look(transfers: StoreTransfers, keys: Keys, identity: str, *, exclusive: boo
         return None
     if found.owner not in {"", identity}:
         raise ConfigError(
-            f"{where}: the prefix belongs to kvfs {found.owner} alone, this one is {identity}; "
-            "give another prefix, or delete that object if the other one is gone for good"
+            f"{where}: the prefix belongs to kvfs {found.owner} alone, this kvfs is {identity}; "
+            "give another prefix, or delete this object if the other kvfs is gone for good"
         )
     if exclusive and not found.owner:
         raise ConfigError(
-            f"{where}: the prefix is shared with other nodes; give another one to have it alone"
+            f"{where}: the prefix is shared with other nodes; give another one, or s3_exclusive=off"
         )
     return found
 
@@ -79,7 +79,7 @@ def read(transfers: StoreTransfers, keys: Keys) -> Marker | None:
     except (ValueError, TypeError, KeyError, RecursionError):
         found = Marker(0, "")
     if type(found.format) is not int or found.format < 1 or not isinstance(found.owner, str):
-        raise ConfigError(f"{where}: is not what kvfs writes there; give another prefix")
+        raise ConfigError(f"{where}: kvfs did not write this object; give another prefix")
     if found.format > FORMAT:
         raise ConfigError(
             f"{where}: the prefix has format {found.format}, this kvfs knows {FORMAT}; mount it "

@@ -145,7 +145,7 @@ class Nodes:
 
 def _read(transfers: StoreTransfers, keys: Keys, key: str, refreshed: float) -> Node:
     where = f"{transfers.store.name}/{key}"
-    cure = "read it with a newer kvfs, or delete that object if its node is gone for good"
+    cure = "use a newer kvfs, or delete this object if its node is gone for good"
     try:
         told = json.loads(transfers.read(key, _LIMIT))
         if type(told["format"]) is not int or told["format"] != FORMAT:
@@ -155,7 +155,7 @@ def _read(transfers: StoreTransfers, keys: Keys, key: str, refreshed: float) -> 
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MetadataError(f"{where}: is no record of a node ({error!r}); {cure}") from error
     if identity != identity_of(keys, key):
-        raise MetadataError(f"{where}: is of node {identity!r}, not what its key says; {cure}")
+        raise MetadataError(f"{where}: is of node {identity!r}, but its key names another; {cure}")
     return Node(identity, host, mountpoint, has, had, refreshed)
 
 

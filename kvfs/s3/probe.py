@@ -54,7 +54,7 @@ def probe(
             f"s3://{store.name}/{keys.prefix}"
         ) from error
     except StoreError as error:
-        raise ConfigError(f"{error}: this store is not one that kvfs can use") from error
+        raise ConfigError(f"{error}: kvfs cannot use this store") from error
     return replace(terms, once_put=once_put, once_complete=once_complete)
 
 

@@ -48,7 +48,7 @@ def _lines(file: Path, lines: IO[bytes]) -> Iterator[Access]:
     for number, line in enumerate(iter(partial(lines.readline, LONGEST + 1), b""), 1):
         if len(line) > LONGEST:
             raise ConfigError(
-                f"{file}: line {number} is longer than {LONGEST} bytes: none of an access log"
+                f"{file}: line {number} is longer than {LONGEST} bytes: expected an access log"
             )
         if not line.strip():
             continue
@@ -57,13 +57,15 @@ def _lines(file: Path, lines: IO[bytes]) -> Iterator[Access]:
         except ValueError as error:
             if number == 1:
                 raise ConfigError(
-                    f"{file}: its first line is no JSON, expected what access_log= has written"
+                    f"{file}: its first line is no JSON, expected a log that access_log= wrote"
                 ) from error
             continue
         try:
             _check(record)
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file}: line {number} is none of an access log: {error}") from error
+            raise ConfigError(
+                f"{file}: line {number} is no line of an access log: {error}"
+            ) from error
         yield record
 
 

@@ -23,9 +23,9 @@ def check(path: str) -> None:
         raise ConfigError(f"--plot {path}: expected a name that ends in .png")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise ConfigError(f"--plot {path}: {folder} is not a directory that can be written to")
+        raise ConfigError(f"--plot {path}: {folder} is not a writable directory")
     if os.path.isdir(path):
-        raise ConfigError(f"--plot {path} is a directory")
+        raise ConfigError(f"--plot {path} is a directory: give a file")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'kvfs[plot]'")
 

@@ -74,7 +74,7 @@ def directory(root: Path, namespace: str, *, keep: bool) -> Iterator[Path]:
             made = False
             if next(path.iterdir(), None) is not None:
                 raise ConfigError(
-                    f"{path} is not empty, and what is there would count: give another --namespace"
+                    f"{path} is not empty, and its files would count: give another --namespace"
                 ) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error

@@ -75,7 +75,9 @@ class Capacity(NamedTuple):
         """Return it in blocks, rounded down, or raise ConfigError if it is not even one."""
         blocks = self.number if self.share is None else int(self.share * unique)
         if not blocks:
-            raise ConfigError(f"capacity {self.text} of {unique} unique blocks: less than one")
+            raise ConfigError(
+                f"capacity {self.text} of {unique} unique blocks: expected a block or more"
+            )
         return blocks
 
 
@@ -196,7 +198,9 @@ def run(trace: Trace, cases: Sequence[Case], advance: Advance) -> Iterator[Hits]
                 advance(len(trace))
                 yield hits
         except BrokenProcessPool as error:
-            raise KvfsError("a process that simulates was killed; memory may be short") from error
+            raise KvfsError(
+                "a process that simulates was killed: is memory short? Give --limit"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
 

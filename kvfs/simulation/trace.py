@@ -212,7 +212,7 @@ def _check_number(tokens: int, ids: int, block_tokens: int, fitting: Fitting) ->
 
 def _field(record: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - JSON
     if name not in record:
-        raise ValueError(f"there is no {name}")
+        raise ValueError(f"expected the field {name}")
     return record[name]
 
 

@@ -312,7 +312,7 @@ def test_a_directory_of_another_model_is_refused(prefixes: PrefixCache) -> None:
         (MistralConfig(num_hidden_layers=2, sliding_window=32), "DynamicSlidingWindowLayer"),
         (Qwen3NextConfig(num_hidden_layers=4), "LinearAttentionLayer"),
         (DeepseekV3Config(num_hidden_layers=2), "latent attention"),
-        (BartConfig(), "a decoder alone"),
+        (BartConfig(), "a decoder only"),
         (LlavaConfig(), "for text alone give its LlamaConfig"),
         (
             config(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
@@ -348,16 +348,16 @@ def test_layers_of_different_shapes() -> None:
 
 
 def test_missing_arguments_of_spec_of_are_refused(llama: LlamaForCausalLM) -> None:
-    with pytest.raises(ValueError, match="name='': expected what the weights are called"):
+    with pytest.raises(ValueError, match="name='': expected the name of the weights"):
         spec_of(llama, revision="1")
-    with pytest.raises(ValueError, match="revision='': expected which weights"):
+    with pytest.raises(ValueError, match="revision='': expected the revision of the weights"):
         spec_of(llama, name="seeded", revision="")
     with pytest.raises(ValueError, match="dtype=None: expected that of keys and values"):
         spec_of(config(), **WHOSE)
     with pytest.raises(TypeError, match="model='llama': expected a model of transformers"):
         spec_of("llama", **WHOSE)  # type: ignore[arg-type]
     llama.peft_config = {"default": object()}  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match="adapter='': expected what the model's adapter"):
+    with pytest.raises(ValueError, match="adapter='': expected the name and version"):
         spec_of(llama, **WHOSE)
 
 

@@ -91,7 +91,7 @@ def test_a_name_will_do(mounted: Mounted) -> None:
     )
     # Tests run beside each other: a name alone is refused where more than one kvfs is mounted.
     if named.returncode:
-        assert "kvfs are mounted; give its whole path" in named.stderr
+        assert "kvfs are mounted; give the whole path" in named.stderr
     else:
         assert named.stdout == kvfs("connect", "vllm", mounted.path / "only-here", "--file").stdout
 

@@ -45,7 +45,7 @@ def test_bench_refuses_wrong_targets_and_cleans_up_after_an_interrupt(
     kv = mount("ram=20M")
     (kv.path / "a").write_bytes(b"a" * 5000)
     for arguments, why in (
-        ((kv.path,), "or others would be dropped for it"),
+        ((kv.path,), "so that kvfs need not drop objects"),
         ((kv.path, "--against", tmp_path / "none"), "expected a directory"),
         ((tmp_path,), "is not a mount point"),
     ):

@@ -104,7 +104,7 @@ def test_names_are_in_it_if_they_are_to_be(mount: Mount, tmp_path: Path) -> None
     for arguments, why in (
         (("--bundle", tmp_path / "b.tar.gz"), "File exists"),
         (("--bundle", tmp_path / "none" / "b"), "No such file"),
-        (("--names",), "go with --bundle"),
+        (("--names",), "need --bundle FILE"),
         (("--bundle", ""), "the path is empty"),
     ):
         done = doctor(*arguments)

@@ -280,7 +280,7 @@ def test_memory_that_is_gone_is_said_and_is_no_damage(kv: Mounted) -> None:
     subprocess.run(["umount", ram], check=True)
     code, findings, notes = found(nvme)
     assert (code, findings, notes["ram_gone"]) == (0, [], only_ram)
-    assert f"{only_ram} objects were only in memory, which is gone" in fsck(nvme).stdout
+    assert f"{only_ram} objects were only in RAM, which is gone" in fsck(nvme).stdout
     kv.mount()
     assert found(kv.path)[:2] == (0, [])
 
@@ -298,7 +298,7 @@ def test_after_a_power_loss_copies_are_to_be_verified(mount: Mount) -> None:
     catalog.close()
     corrupt(backing(nvme, inos[1]))
     assert found(nvme) == (0, [], {"copies": 3, "to_verify": 3})
-    assert "are to be verified (--hashes)" in fsck(nvme).stdout
+    assert "are older than a power loss: verify them (--hashes)" in fsck(nvme).stdout
     code, findings, notes = found(nvme, "--hashes")
     assert (code, findings, notes["verified"]) == (4, [("damaged", "found")], 2)
 
@@ -318,7 +318,7 @@ def test_fsck_of_other_paths_is_refused(kv: Mounted, tmp_path: Path) -> None:
         done = fsck(target)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
-        assert "neither where a kvfs is mounted" in done.stderr
+        assert "neither a mount point of kvfs" in done.stderr
         assert str(kv.path) in done.stderr
         assert "it has no" in done.stderr
     assert fsck(tmp_path, "--nonsense").returncode == 2

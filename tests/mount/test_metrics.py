@@ -204,7 +204,7 @@ def refused(tmp_path: Path, address: str) -> str:
 
 def test_an_address_that_is_taken_refuses_the_mount(tmp_path: Path, port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
-        assert f"metrics=127.0.0.1:{port} cannot be listened on" in refused(tmp_path, str(port))
+        assert f"metrics=127.0.0.1:{port} cannot be used" in refused(tmp_path, str(port))
 
 
 def test_metrics_socket_in_use_refuses_the_mount(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_an_upgrade_to_an_address_that_is_taken_changes_nothing(mount: Mount, po
             timeout=PATIENCE,
         )
     assert done.returncode == 2, done.stdout
-    assert "cannot be listened on" in done.stderr
+    assert "cannot be used" in done.stderr
     assert kv.pid == daemon
     until(port, "kvfs_takeovers_total", 0)
 

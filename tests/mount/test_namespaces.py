@@ -86,7 +86,7 @@ def test_a_directory_without_settings_is_dropped_alike(kv: Mounted) -> None:
         (a / "b" / f"{number}").write_bytes(b"k")
     os.link(a / "b" / "0", kv.path / "kept")
     text = " ".join(ns("show", a).split())
-    assert text.startswith("namespace a: the directory has no settings of its own, so this is the")
+    assert text.startswith("namespace a: the directory has no settings of its own: this is the")
     inside = os.open(a / "b", os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert ns("drop", a) == ""
@@ -145,7 +145,7 @@ def test_a_name_alone_is_enough_where_one_kvfs_is_mounted(mount: Mount, tmp_path
     assert os.listdir(first.path) == ["a"]
     done = create("b", tmp_path)
     assert done.returncode == 2
-    assert "2 kvfs are mounted; give its whole path" in done.stderr
+    assert "2 kvfs are mounted; give the whole path" in done.stderr
     assert os.listdir(second.path) == []
 
 

@@ -135,10 +135,10 @@ def test_kvfs_match(mount: Mount, tmp_path: Path) -> None:
     whole = match("--tokens", "-", stdin=json.dumps(tokens[:20]))
     assert "nothing: all whole blocks are cached" in whole
     assert "0 of 7" in match("--tokens", str(file), "--shards", "0,1")
-    assert "expected ids of tokens" in match("--tokens", "-", stdin="x")
+    assert "expected token ids" in match("--tokens", "-", stdin="x")
     assert "tokens[1]=-1: expected an int from 0" in match("--tokens", "-", stdin="[1, -1]")
     os.setxattr(space, "user.kvfs.fingerprint", b"other")
-    assert "fingerprint='other': expected what kvfs.client" in match("--tokens", str(file))
+    assert "fingerprint='other': expected the JSON of kvfs.client" in match("--tokens", str(file))
 
 
 def test_tree_with_held_directories_is_removed(mount: Mount) -> None:

@@ -354,7 +354,7 @@ def test_an_nvme_directory_that_is_not_there_is_made_and_told(mount: Mount, tmp_
     mount("ram=32M,nvme={tmp}/nvme,nvme_size=64M").umount()
     for options, said in (
         ("nvme", ""),
-        ("nmve", f"nvme={tmp_path}/nmve did not exist: it was made"),
+        ("nmve", f"nvme={tmp_path}/nmve did not exist: the mount has made it"),
     ):
         where = f"ram=32M,nvme={tmp_path / options},nvme_size=64M,log={tmp_path / 'kv.log'}"
         command = [*KVFS, "mount", str(tmp_path / "kv"), "-o", where]

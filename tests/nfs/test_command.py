@@ -78,7 +78,7 @@ def test_wrong_networks_are_refused(kv: Mounted) -> None:
     assert "expected UID:GID" in refused("--all-as", "nobody", kv.path)
     both = ("--all-as", "1:1", "--no-root-squash", "127.0.0.1")
     assert "contradicts" in refused(*both, kv.path)
-    assert "expected two ports" in refused("--v3", "--mountd-port", "2049", kv.path)
+    assert "expected two different ports" in refused("--v3", "--mountd-port", "2049", kv.path)
     assert "expected an address" in refused("--listen", "here", kv.path)
     assert "exclude each other" in refused("--start", "--stop", kv.path)
     assert "exclude each other" in refused("--ganesha", "--knfsd", kv.path)
@@ -107,7 +107,7 @@ def test_started_twice_stopped_and_started_anew(
     again = run("--start", "--port", port, kv.path)
     assert again.returncode == 0
     assert f"is exported already at 127.0.0.1:{port}" in again.stdout
-    assert "is exported otherwise already" in refused("--start", "--read-only", kv.path)
+    assert "is exported already, with other options" in refused("--start", "--read-only", kv.path)
     assert ganesha.pid() == first
     busy = subprocess.run([*KVFS, "umount", kv.path], capture_output=True, text=True, check=False)
     assert f"in use by ganesha.nfsd ({first}): kvfs export --stop {kv.path}; or" in busy.stderr
@@ -127,7 +127,7 @@ def test_a_server_that_died_is_not_running_any_more(
     wait_for(lambda: not alive(pid), "it is dead")
     done = run("--stop", kv.path)
     assert done.returncode == 0
-    assert "was not exported any more" in done.stdout
+    assert "was no longer exported" in done.stdout
     assert not Ganesha(kv.path).folder.exists()
     assert "nothing to stop" in refused("--stop", kv.path)
 
@@ -144,7 +144,7 @@ def test_a_mount_that_was_detached_names_the_export_that_holds_it(
     )
     assert done.returncode == 2
     assert f"(process {keeper})" in done.stderr
-    assert f"until the export ends: kvfs export --stop {kv.path}" in done.stderr
+    assert f"until the export ends; end it first: kvfs export --stop {kv.path}" in done.stderr
     assert run("--stop", kv.path).returncode == 0
     wait_for(lambda: not alive(keeper), "it ends")
     assert not Ganesha(kv.path).folder.exists(), "also where the mount went before it"
@@ -166,7 +166,7 @@ def test_a_configuration_is_printed_or_written(kv: Mounted, tmp_path: Path) -> N
     assert run("-o", file, kv.path).returncode == 0, "kvfs wrote it"
     assert run("--knfsd", "-o", file, kv.path).returncode == 0, "and again"
     file.write_text("/home *(ro)\n")
-    assert "not by kvfs export" in refused("-o", file, kv.path)
+    assert "kvfs export did not write it" in refused("-o", file, kv.path)
     assert file.read_text() == "/home *(ro)\n"
 
 

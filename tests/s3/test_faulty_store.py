@@ -80,7 +80,7 @@ REFUSALS = (  # status, code, verbs, and what the mount says then
     (503, "SlowDown", ("put", "get", "put_part"), "suspect", "SlowDown, HTTP 503"),
     (403, "AccessDenied", ("put", "get", "put_part"), "suspect", "check the credentials"),
     (403, "RequestTimeTooSkewed", (), "down", "set the clock of this machine, or the store's"),
-    (404, "", (), "down", "HTTP 404 without a code: that is no S3 store"),
+    (404, "", (), "down", "HTTP 404 without a code: the endpoint is no S3 store"),
 )
 
 

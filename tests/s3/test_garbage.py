@@ -285,7 +285,7 @@ def test_collection_without_any_record_is_refused(transfers: StoreTransfers) -> 
         (b"{", "is no record of a node"),
         (b'{"format": 2}', "has format 2, expected 1"),
         (b"[" * 100_000, "is no record of a node"),
-        (Node("cccc", "h", "/m", frozenset()).to_json().encode(), "not what its key says"),
+        (Node("cccc", "h", "/m", frozenset()).to_json().encode(), "but its key names another"),
         (
             Node(B, "h", "/m", frozenset()).to_json().replace("[]", '["x@01"]').encode(),
             "is no namespace with its version",

@@ -148,10 +148,10 @@ def test_unexplained_keys_are_not_deleted(node: Make, s3: Server, bucket: str) -
     wait_for(lambda: garbage(kv.path) == {"namespace": 1}, "it is older than now")
     done = run("--delete", "--older-than", "0s", kv.path)
     assert done.returncode == 2
-    assert "no record of a node says where old@3 came from" in done.stderr
+    assert "no record of a node explains old@3" in done.stderr
     shown = run("--older-than", "0s", kv.path).stdout
-    assert "old@3: no node has it: 1 (293.0 KiB), no record says where it came from" in shown
-    assert "kept: 1 (293.0 KiB) not named by kvfs: never touched\n  p/notes.txt\n" in shown
+    assert "old@3: no node uses it: 1 (293.0 KiB), no node record explains it" in shown
+    assert "kept: 1 (293.0 KiB) not of kvfs: kvfs never changes them\n  p/notes.txt\n" in shown
     assert shown.endswith("1 objects (293.0 KiB) are garbage: --delete deletes them\n")
     done = run("--delete", "--all-recorded", "--older-than", "0s", kv.path)
     assert done.stdout.endswith("deleted: 1 (293.0 KiB)\n"), done.stderr
@@ -177,10 +177,10 @@ def test_a_kvfs_that_is_not_mounted_and_none_at_all(
     for arguments, reason in (
         ((), "no bucket: give MOUNTPOINT"),
         ((nvme(kv), "-o", place.replace("/p,", "/q,")), "the objects of .* are in s3://"),
-        (("-o", place.replace("/p,", "/q,")), "is no prefix that a kvfs uses"),
-        (("-o", place.replace(f"//{bucket}/", "//no-such/")), "NoSuchBucket.*name the bucket"),
+        (("-o", place.replace("/p,", "/q,")), "expected the prefix of a mount"),
+        (("-o", place.replace(f"//{bucket}/", "//no-such/")), "NoSuchBucket.*give the bucket"),
         (("-o", f"{place},ram=1G"), "ram does not say where a bucket is"),
-        ((tmp_path, "-o", place), "is neither where a kvfs is mounted"),
+        ((tmp_path, "-o", place), "is neither a mount point of kvfs"),
         (("-o", place, "--older-than", "soon"), "expected a duration"),
     ):
         done = run(*arguments)

@@ -129,7 +129,7 @@ def test_a_prefix_is_claimed_once(transfers: StoreTransfers) -> None:
 def test_a_prefix_that_one_kvfs_has_to_itself(transfers: StoreTransfers) -> None:
     assert claim(transfers, KEYS, "me", exclusive=True) == Marker(1, "me")
     assert claim(transfers, KEYS, "me", exclusive=False) == Marker(1, "me")
-    with pytest.raises(ConfigError, match="belongs to kvfs me alone, this one is you"):
+    with pytest.raises(ConfigError, match="belongs to kvfs me alone, this kvfs is you"):
         claim(transfers, KEYS, "you", exclusive=False)
     assert claim(transfers, Keys("other/"), "you", exclusive=True) == Marker(1, "you")
 
@@ -160,5 +160,5 @@ def test_a_newer_format_is_refused(transfers: StoreTransfers) -> None:
 )
 def test_a_marker_that_kvfs_did_not_write(transfers: StoreTransfers, text: bytes) -> None:
     transfers.put("kv/.kvfs/format.json", text, {}, once=True)
-    with pytest.raises(ConfigError, match="not what kvfs writes there"):
+    with pytest.raises(ConfigError, match="kvfs did not write this object"):
         claim(transfers, KEYS, "me", exclusive=False)

@@ -163,7 +163,7 @@ def test_an_endpoint_that_does_not_answer(refused: Refused, s3: Server, bucket: 
 NEWER = (
     f"the prefix has format {FORMAT + 1}, this kvfs knows {FORMAT}; mount it with a newer kvfs, "
 )
-TAKEN = "the prefix belongs to kvfs c0ffee alone, this one is "
+TAKEN = "the prefix belongs to kvfs c0ffee alone, this kvfs is "
 MARKER = "p/.kvfs/format.json"
 
 
@@ -180,10 +180,10 @@ def test_a_prefix_that_is_not_ours(refused: Refused, s3: Server, bucket: str) ->
     told = refused()
     assert told.startswith(f"{said}{TAKEN}")
     assert told.endswith(
-        "; give another prefix, or delete that object if the other one is gone for good"
+        "; give another prefix, or delete this object if the other kvfs is gone for good"
     )
     mark(s3, bucket, name="somebody else's")
-    assert refused() == f"{said}is not what kvfs writes there; give another prefix"
+    assert refused() == f"{said}kvfs did not write this object; give another prefix"
 
 
 def test_a_prefix_of_one_kvfs_alone(mount: Mount, s3: Server, bucket: str) -> None:
@@ -193,7 +193,7 @@ def test_a_prefix_of_one_kvfs_alone(mount: Mount, s3: Server, bucket: str) -> No
     all_uploaded(kv)
     assert not (kv.path / "b").exists()
     assert s3_of(kv)["lookups"] == 0
-    with pytest.raises(AssertionError, match=r"the prefix belongs to kvfs .* alone, this one is"):
+    with pytest.raises(AssertionError, match=r"the prefix belongs to kvfs .* alone, this kvfs is"):
         mount(f"{where},s3=s3://{bucket}/p", "other")
     kv.umount()
     kv.mount()

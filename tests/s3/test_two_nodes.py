@@ -293,10 +293,10 @@ def test_an_import(two: Two, s3: Server, bucket: str) -> None:
     assert s3_of(b)["lookups"] == 0
     asked = [*KVFS, "import", str(b.path)]
     done = subprocess.run([*asked, "d"], capture_output=True, text=True, check=True)
-    assert ": 2 names came, 0 were known, 0 were refused" in done.stdout
+    assert ": 2 names are new, 0 were known, 0 were refused" in done.stdout
     assert os.listdir(b.path) == ["d"]
     done = subprocess.run(asked, capture_output=True, text=True, check=True)
-    assert ": 1 names came, 2 were known, 1 were refused" in done.stdout
+    assert ": 1 names are new, 2 were known, 1 were refused" in done.stdout
     assert "1: no object of this kvfs" in done.stdout
     assert (b.path / "k").stat().st_mtime_ns == (a.path / "k").stat().st_mtime_ns
     assert (b.path / deep / "k").read_bytes() == OLD
@@ -306,7 +306,7 @@ def test_an_import(two: Two, s3: Server, bucket: str) -> None:
     assert f"nowhere: no such path on {b.path}, nor in s3://{bucket}/p/" in done.stderr
     done = subprocess.run([*asked, "/"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "expected one below" in done.stderr
+    assert "expected a path below" in done.stderr
 
 
 def test_written_on_one_node_read_on_another(two: Two, s3: Server, bucket: str) -> None:

@@ -79,7 +79,7 @@ def test_open_files(either: Mounted) -> None:
 def test_replaced(mount: Mount) -> None:
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=1G,watchdog=1")
     (kv.path / "a").write_bytes(b"a")
-    kv.expect_log("has said nothing for")
+    kv.expect_log("has not answered for")
     kv.expect_log("was killed by SIG(ABRT|KILL)")
     os.kill(kv.pid, signal.SIGSTOP)
     assert (kv.path / "a").read_bytes() == b"a"

@@ -100,7 +100,7 @@ def test_both_halves_are_read_and_a_torn_line_is_not(tmp_path: Path) -> None:
     [
         ("hello\n", "no JSON"),
         ("\0" * 2_000_000, "line 1 is longer than 1048576 bytes"),
-        ("[]\n", "line 1 is none of an access log"),
+        ("[]\n", "line 1 is no line of an access log"),
         ('{"op": "x"}\n', "op 'x', expected one of"),
         ('{"op": "read", "t": 1, "key": "zz", "parent": "0", "path": ""}\n', "line 1"),
         (json.dumps(access("read", 1, 1.0, -5)) + "\n", "size -5, expected bytes"),

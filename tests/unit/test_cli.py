@@ -360,7 +360,9 @@ def test_a_namespace_is_right_below_its_mount_point(monkeypatch: pytest.MonkeyPa
     result = kvfs("ns", "show", "/mnt/kv/chat/sub")
     assert_refused(result, "expected a directory right below /mnt/kv, or /mnt/kv itself")
     monkeypatch.setattr(runtime, "mounts", lambda *_: [])
-    assert_refused(kvfs("ns", "show", "chat"), "namespace chat: no kvfs is mounted; kvfs mount ")
+    assert_refused(
+        kvfs("ns", "show", "chat"), "namespace chat: no kvfs is mounted; run kvfs mount "
+    )
 
 
 # status and set
@@ -385,7 +387,7 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "[ns] 5 1.0 MiB 1G 7 25.0% 50.0% 75.0% adaptive (lru)" in shown
     assert "namespace [ns]: no place" in shown
     assert "lmcache [m9]\\udcff 9 1.0 MiB" in shown
-    assert "and 2 models more, which --json has" in shown
+    assert "and 2 more models: see --json" in shown
     assert "opens of [ns]/a_b.kv 6" in shown
     assert "opens of two\\nlines\\udcff 5" in shown
 
@@ -399,12 +401,12 @@ def test_status_json_is_the_answer_of_the_daemon(
 
 def test_status_of_a_dead_daemon_names_the_cure(dead_mount: Path) -> None:
     result = kvfs("status", dead_mount)
-    assert_refused(result, "(user_id=0), and in the same container", 1)
-    assert f"it serves on: kvfs umount {dead_mount}" in result.stderr
+    assert_refused(result, "run this as the mounting user (user_id=0) in the same container", 1)
+    assert f"were deleted: kvfs umount {dead_mount}" in result.stderr
 
 
 def test_upgrade_by_another_user_names_the_owner(dead_mount: Path) -> None:
-    assert_refused(kvfs("upgrade", dead_mount), "Ask as who mounted it (user_id=0)")
+    assert_refused(kvfs("upgrade", dead_mount), "run this as the mounting user (user_id=0)")
 
 
 def test_set_hands_all_settings_over_at_once(

@@ -79,11 +79,14 @@ def test_report_lists_garbage_and_reasons(monkeypatch: pytest.MonkeyPatch) -> No
         ),
         "node bbbb (gpu8:/mnt/\\udcff), seen 90 s ago; forgotten",
         "node cccc: is no record",
-        "x@1: no node has it: 2 (1.0 KiB), written to lately, no record says where it came from",
-        "garbage: 2 (1.0 KiB) of versions of namespaces that no node has any more",
-        "garbage: 1 (0 B) uploads that were cut short",
-        "withheld: 1 (3 B) put aside: a node that was not seen since may mean them",
-        "kept: 1 (1 B) at a hash whose name is lost: whoever knows the name finds them",
+        "x@1: no node uses it: 2 (1.0 KiB), written to recently, no node record explains it",
+        "garbage: 2 (1.0 KiB) of versions of namespaces that no node uses any more",
+        "garbage: 1 (0 B) uploads that were not completed",
+        (
+            "withheld: 1 (3 B) of exchanged names: a node without a sign of life since then may "
+            "use them"
+        ),
+        "kept: 1 (1 B) at a hash whose name is lost: a program that knows the name finds them",
         "  'p/%/\\x1b'",
         "3 objects (1.0 KiB) are garbage: --delete deletes them",
     ]
@@ -100,7 +103,7 @@ def test_failed_deletes_end_with_an_error(
     found = copy.deepcopy(FOUND) | {"delete": True, "failures": 2, "failed": ["b/k: away"]}
     result = run(monkeypatch, found, "--delete", *options)
     assert result.exit_code == 1
-    assert ("2 objects could not be deleted: b/k: away" in result.stderr) == (not options)
+    assert ("2 objects are not deleted: b/k: away" in result.stderr) == (not options)
 
 
 def test_no_garbage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +115,7 @@ def test_no_garbage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "reason"),
     [
         ([""], "the target is empty"),
-        (["/usr"], "/usr is neither where a kvfs is mounted"),
+        (["/usr"], "/usr is neither a mount point of kvfs"),
         (["--older-than", "-1d"], "option --older-than=-1d: expected a duration"),
         ([], "no bucket: give MOUNTPOINT"),
     ],

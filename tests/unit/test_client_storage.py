@@ -336,7 +336,7 @@ def test_other_tensors_are_refused(name: str) -> None:
         (stored.view(torch.int8), TypeError, "of torch.int8: expected torch.uint8"),
         (torch.stack([stored, stored], 1)[:, 0], ValueError, "expected contiguous memory"),
         (torch.cat([stored, stored])[1 : size + 1], ValueError, "multiple of 4 bytes"),
-        (stored.to("meta"), ValueError, "is on meta: expected it on cpu"),
+        (stored.to("meta"), ValueError, "is on meta: expected cpu"),
     ):
         with pytest.raises(error, match=message):
             made.decode(wrong, torch.empty_like(block))

@@ -149,7 +149,7 @@ def test_whatever_is_sent_gets_a_line(path: Path, line: bytes) -> None:
     async def case() -> None:
         answer = await say(path, line)
         assert (
-            "expected one JSON object in a line with a verb of break, echo, refuse, repeat"
+            "expected a line with one JSON object, and in it a verb of break, echo, refuse, repeat"
             in answer["error"]
         )
         assert await ask("echo") == {"echo": {}}
@@ -243,7 +243,7 @@ def test_the_next_daemon_is_told_that_it_is_asked_again(
 @pytest.mark.usefixtures("path")
 def test_without_a_daemon_the_client_says_so() -> None:
     with pytest.raises(
-        ControlError, match=r"no daemon answers for /nowhere/kv .*: is it a kvfs mount"
+        ControlError, match=r"no daemon answers for /nowhere/kv .*: give a mount point of kvfs"
     ):
         request(MOUNTPOINT, "status")
 

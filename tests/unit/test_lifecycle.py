@@ -123,7 +123,7 @@ def test_refused_namespace_changes_nothing(tmp_path: Path) -> None:
                 ConfigError,
                 (
                     "setting quota_soft=2M contradicts quota_hard=1M: a soft quota is at most the "
-                    "hard one"
+                    "hard quota"
                 ),
             ),
         ):
@@ -152,7 +152,8 @@ def test_new_namespace_begins_with_its_template(tmp_path: Path) -> None:
         assert not made.ledger.namespaces.own(made.at(b"u/t3").ino), "not at the top"
         said = refusal(lambda: made.namespace("t4", pin="on"))
         assert said == (
-            "setting pin=on contradicts ttl=1m: what is pinned never expires: pin=off or ttl=0"
+            "setting pin=on contradicts ttl=1m: a pinned object never expires: give pin=off or "
+            "ttl=0"
         )
         assert made.catalog.lookup(ROOT_INO, b"t4") is None, "half of it was made"
         made.check()

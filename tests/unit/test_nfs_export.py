@@ -35,7 +35,7 @@ def test_networks_are_written_as_its_parser_takes_them(network: str, words: str)
 
 
 def test_a_prefix_that_it_cannot_be_told_is_refused() -> None:
-    with pytest.raises(ConfigError, match="prefixes up to /99"):
+    with pytest.raises(ConfigError, match="a prefix up to /99"):
         told("fd00::/100")
 
 

@@ -216,7 +216,7 @@ def test_the_first_requests_only_and_files_that_stay(file: Path, root: Path) -> 
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0].startswith("2 requests, 2124 tokens, 5 blocks looked up")
     assert result.stdout.splitlines()[1] == "tokens hit 48.21 %, objects hit 40.00 %"
-    assert f"note: {root} is not where a kvfs is mounted" in result.stderr
+    assert f"note: {root} is not a mount point of kvfs" in result.stderr
     assert {path.stat().st_size for path in (root / "a").glob("*/*")} == {8192}
     again = kvfs(file, root, "--namespace", "a")
     assert again.exit_code == 2

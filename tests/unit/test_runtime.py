@@ -87,7 +87,7 @@ def test_a_private_directory_of_someone_else_is_refused(tmp_path: Path) -> None:
         runtime.make_private(tmp_path / "kvfs/mnt-kv")
     os.chown(tmp_path / "kvfs", 0, 0)
     (tmp_path / "kvfs").chmod(0o777)
-    with pytest.raises(ConfigError, match="writable by no one else"):
+    with pytest.raises(ConfigError, match="no other user may write"):
         runtime.make_private(tmp_path / "kvfs/mnt-kv")
 
 

@@ -215,7 +215,7 @@ def test_malformed_capacity_is_refused(text: str) -> None:
 
 
 def test_a_share_of_less_than_a_block() -> None:
-    with pytest.raises(ConfigError, match=r"capacity 0.05% of 1000 unique blocks: less than one"):
+    with pytest.raises(ConfigError, match=r"capacity 0.05% of 1000 unique blocks: expected a"):
         Capacity.parse("0.05%", 1).blocks(1000)
 
 
@@ -334,7 +334,7 @@ def test_curves_are_a_png(example: str, tmp_path: Path, *, as_json: bool) -> Non
         (["{trace}", "--capacity", "3", "--capacity", "0"], "capacity 0: expected"),
         (["{trace}", "--capacity", "-3"], "capacity -3: expected"),
         (["{trace}", "--capacity", "lots"], "capacity lots: expected a share"),
-        (["{trace}", "--capacity", "1%"], "capacity 1% of 5 unique blocks: less than one"),
+        (["{trace}", "--capacity", "1%"], "capacity 1% of 5 unique blocks: expected a block"),
         (["{trace}", "--capacity", "1G", "--block-size", "0"], "block size 0: expected"),
         (["{trace}", "--capacity", "3", "--block-tokens", "0"], "'--block-tokens': 0 is not in"),
         (["{trace}", "--capacity", "3", "--block-tokens", "1K"], "'--block-tokens': '1K' is not"),

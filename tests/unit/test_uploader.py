@@ -966,7 +966,7 @@ def test_a_file_of_holes_stays_here_and_is_dirty(
 @pytest.mark.parametrize("media", ["s3", "ram+s3"])
 def test_a_namespace_needs_a_tier_that_is_written_to(made: World, media: str) -> None:
     if media == "s3":
-        with pytest.raises(ConfigError, match="expected one more, such as media=nvme"):
+        with pytest.raises(ConfigError, match="expected one more tier, such as media=nvme"):
             made.namespace("n", media=media)
     else:
         assert made.namespace("n", media=media).settings.media == ("ram", "s3")
