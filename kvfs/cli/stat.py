@@ -47,10 +47,10 @@ def _file(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, tier in found["tiers"].items():
         yield name, _copy(tier)
     if not found["tiers"]:
-        yield "tiers", "none has it"
+        yield "tiers", "no tier has it"
     yield "to upload", _dirty(found["dirty"])
     held = found["open"]
-    yield "open", _open(held) if held else "by nobody"
+    yield "open", _open(held) if held else "no"
     yield "group", _group(found["group"])
     if found["before"]["key"]:
         yield "block before", _some(found["before"]["files"]) or "not here"
@@ -58,15 +58,16 @@ def _file(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "blocks after", _some(found["after"])
     heat = found["heat"]
     of = f" of {heat['promote_after']}" if heat["promote_after"] else ""
-    yield "opened", f"{heat['opens']} times lately, {heat['nvme_opens']}{of} on nvme to be promoted"
+    yield "opened", f"{heat['opens']} times recently"
+    yield "opened on nvme", f"{heat['nvme_opens']} times{of} for its promotion"
     for order in heat["orders"]:
         place = "late" if order["place"] is None else f"place {order['place']}"
         place = place if order["goes"] else "never goes"
         yield f"order in {order['tier']}", f"{order['policy']}, {place} of {order['of']}"
     yield "kept", "; ".join(found["kept"]) or "no: it may be dropped"
     if found["holds"]:
-        yield "cannot go now", "; ".join(found["holds"])
-    yield "what is next", found["next"]
+        yield "cannot be evicted", "; ".join(found["holds"])
+    yield "next step", found["next"]
 
 
 def _when(seconds: float) -> str:
@@ -79,19 +80,19 @@ def _copy(tier: dict[str, Any]) -> str:
     if packed:
         text += f", packed by {packed['codec']} to {packed['size']} bytes"
     if "key" in tier:
-        text += f", {tier['key']}" + ("" if tier["current"] else " (not as it is now)")
+        text += f", {tier['key']}" + ("" if tier["current"] else " (not the present object)")
     return text
 
 
 def _dirty(dirty: dict[str, Any]) -> str:
     if dirty["s3"] == "conflict":
-        return "no: another file has its name in s3"
+        return "no: another object has its name in s3"
     if dirty["s3"] == "holes":
-        return "no: it is mostly holes, and s3 has every byte of an object"
+        return "no: it is mostly holes, and s3 would store them as bytes"
     if dirty["s3"] == "yes":
         due = f", due {_when(dirty['due'])}" if dirty["due"] else ""
         return f"yes{due}"
-    return "nothing in s3; only memory has it yet" if dirty["nvme"] else "nothing"
+    return "nothing in s3; only RAM has it so far" if dirty["nvme"] else "nothing"
 
 
 def _open(held: dict[str, Any]) -> str:

@@ -83,8 +83,8 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
         yield "only here", f"{bucket['in_conflict']} objects: other nodes have their names in s3"
     counters = {
         "s3": "uploads downloads headers copies deletes spilled conflicts failures",
-        "names of others": "lookups absent_cached found imported stale refused",
-        "ahead": "prefetched prefetch_used prefetch_wasted warmed",
+        "names of other nodes": "lookups absent_cached found imported stale refused",
+        "ahead of opens": "prefetched prefetch_used prefetch_wasted warmed",
     }
     for what, names in counters.items():
         counted = (f"{bucket[name]} {name.replace('_', ' ')}" for name in names.split())
@@ -105,8 +105,8 @@ def _compressed(counted: dict[str, Any]) -> str:
     there, back = (counted[f"{name}_cpu_us"] / 1e6 for name in ("compress", "decompress"))
     return (
         f"{counted['compressed']} objects, {human(was)} to {human(became)}{ratio}; "
-        f"{counted['not_compressed']} as they are; {counted['decompressed']} decompressed; "
-        f"{there:.1f} s + {back:.1f} s of processor time"
+        f"{counted['not_compressed']} not compressed; {counted['decompressed']} decompressed; "
+        f"{there:.1f} s + {back:.1f} s of CPU time"
     )
 
 

@@ -101,7 +101,9 @@ class BotoStore:
         try:
             return parsedate_to_datetime(told).timestamp()
         except (TypeError, ValueError, OverflowError) as error:
-            raise StoreError(f"{self.name} does not say what time it is: Date {told!r}") from error
+            raise StoreError(
+                f"{self.name}: expected a Date header with the time, got {told!r}"
+            ) from error
 
     def put(self, key: str, data: Data, metadata: Mapping[str, str], *, once: bool) -> str:
         with self._of(key, precondition=ObjectExistsError):

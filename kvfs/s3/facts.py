@@ -112,7 +112,9 @@ class Facts:
         facts = replace(facts, chunks=chunks, header=header.of_metadata(key, head.metadata))
         same = (facts.size, facts.digest) == (facts.stored_size, facts.stored_digest)
         if facts.codec == "none" and not same:
-            raise MetadataError(f"{key}: stored is not what it means, though without a codec")
+            raise MetadataError(
+                f"{key}: the stored bytes differ from the object, but have no codec"
+            )
         if facts.stored_size != head.size:
             raise MetadataError(
                 f"{key}: has {head.size} bytes, metadata kvfs-stored-size says {facts.stored_size}"

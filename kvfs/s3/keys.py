@@ -111,7 +111,7 @@ class Keys:
         except UnicodeDecodeError:
             name = None
         if name is None or self.names + _hash(name) != key:
-            raise MetadataError(f"{key}: has no name, or another one than its key says")
+            raise MetadataError(f"{key}: has no name, or its key is that of another name")
         return name
 
 

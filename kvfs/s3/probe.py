@@ -76,7 +76,7 @@ def _read_back(store: Store, key: str) -> None:
     head = store.head(key)
     found = b"".join(store.get(key, 1, len(_BYTES) - 1, etag=head.etag))
     if found != _BYTES[1:]:
-        raise StoreError(f"{store.name}/{key}: other bytes were read than written")
+        raise StoreError(f"{store.name}/{key}: the bytes read differ from those written")
 
 
 def _once_complete(store: Store, key: str) -> bool:

@@ -166,7 +166,7 @@ class StoreTransfers:
             raise
         made = self.store.head(key)
         if made.metadata.get(ATTEMPT) != token:
-            raise ObjectExistsError(f"{self.store.name}/{key}: another one has the name")
+            raise ObjectExistsError(f"{self.store.name}/{key}: another object has the name")
         if made.size != size:
             raise WrongBytesError(
                 f"{self.store.name}/{key}: has {made.size} bytes, expected {size}"
@@ -325,7 +325,7 @@ class StoreTransfers:
             self.store.head(key)
         except NoObjectError:
             return
-        raise ObjectExistsError(f"{self.store.name}/{key} is there already")
+        raise ObjectExistsError(f"{self.store.name}/{key} exists already")
 
     def _made(self, key: str, token: str) -> str:
         """The ETag of the present object if this very attempt has made it, else "".

@@ -141,7 +141,7 @@ def _raw(path: str) -> Iterator[io.BufferedReader]:
             yield file
         return
     if sys.stdin is None:
-        raise OSError("it is closed")
+        raise OSError("the input is closed")
     file = io.BufferedReader(sys.stdin.buffer)  # type: ignore[arg-type]  # reads as a raw one does
     try:
         yield file
@@ -159,7 +159,7 @@ def _unpacked(raw: io.BufferedReader) -> Iterator[io.BufferedReader]:
         with gzip.GzipFile(fileobj=raw) as file:
             yield io.BufferedReader(file)
     elif begin.startswith(b"\x28\xb5\x2f\xfd"):
-        raise OSError("it is compressed with zstd: give it as zstd -dc FILE | kvfs ... -")
+        raise OSError("the file is compressed with zstd: give it as zstd -dc FILE | kvfs ... -")
     else:
         yield raw
 

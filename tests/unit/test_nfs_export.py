@@ -80,7 +80,7 @@ def test_the_kernels_server_reads_a_file_of_its_own(
     assert kernel.start(export)
     assert kernel.file.read_text() == export.line()
     assert not kernel.start(export)
-    with pytest.raises(ConfigError, match="otherwise already"):
+    with pytest.raises(ConfigError, match="already, with other options"):
         kernel.start(Export(PATH, FSID, networks("--allow", ["10.1.0.0/16"])))
     kernel.stop()
     assert (tmp_path / "told").read_text() == "-ra kvfs-mnt-kv.exports\n-ra\n"

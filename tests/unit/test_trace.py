@@ -57,7 +57,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes],
 
 def test_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(ConfigError, match=r"^standard input: cannot be read: it is closed$"):
+    with pytest.raises(ConfigError, match=r"^standard input: cannot be read: the input is closed$"):
         list(read("-"))
 
 
@@ -69,9 +69,9 @@ def test_standard_input_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         (b"[" * 100_000, "not JSON: "),
         (b"7", "expected an object, found 7"),
         (without("timestamp"), "there is no timestamp"),
-        (without("input_length"), "there is no input_length"),
+        (without("input_length"), "expected the field input_length"),
         (without("output_length"), "there is no output_length"),
-        (without("hash_ids"), "there is no hash_ids"),
+        (without("hash_ids"), "expected the field hash_ids"),
         (changed(timestamp="27"), 'timestamp "27": expected milliseconds'),
         (changed(timestamp=-1), "timestamp -1: expected"),
         (changed(timestamp=float("nan")), "timestamp NaN: expected"),
