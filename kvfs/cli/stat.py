@@ -57,9 +57,9 @@ def _file(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if found["after"]:
         yield "blocks after", _some(found["after"])
     heat = found["heat"]
-    of = f" of {heat['promote_after']}" if heat["promote_after"] else ""
+    of = f" of {heat['promote_after']} for its promotion" if heat["promote_after"] else ""
     yield "opened", f"{heat['opens']} times recently"
-    yield "opened on nvme", f"{heat['nvme_opens']} times{of} for its promotion"
+    yield "opened on nvme", f"{heat['nvme_opens']} times{of}"
     for order in heat["orders"]:
         place = "late" if order["place"] is None else f"place {order['place']}"
         place = place if order["goes"] else "never goes"

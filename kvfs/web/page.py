@@ -102,7 +102,7 @@ class Questions:
             now = self._clock.now()
             turn = max(now, self._next)
             if turn - now > LONGEST:
-                raise BusyError("too many questions at the moment: ask again in a second")
+                raise BusyError("too many requests at the moment: try again in a second")
             self._next = turn + 1 / EACH
         self._clock.sleep(turn - now)
 

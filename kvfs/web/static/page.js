@@ -74,7 +74,7 @@ async function ask(path) {
 
 function showNow(now) {
   $("problem").textContent = now.up ? (now.keeper ? "" : "The keeper is dead: the mount ends with its daemon.")
-    : "The daemon does not answer at the moment: perhaps another one takes over.";
+    : "The daemon does not answer at the moment: perhaps another daemon takes over.";
   if (!now.up) return;
   state.now = now;
   $("mountpoint").textContent = seen(now.mountpoint);
@@ -119,7 +119,7 @@ function showTiers(tiers) {
 
 const CHARTS = [
   { title: "Used", unit: size, of: TIERS.map((name) => ["used " + name, name]) },
-  { title: "Opens a second, by where the bytes were", unit: number, of: TIERS.map((name) => ["hits " + name, name]).concat([["misses", "misses"]]) },
+  { title: "Opens a second, by tier of the bytes", unit: number, of: TIERS.map((name) => ["hits " + name, name]).concat([["misses", "misses"]]) },
   { title: "Hit ratio in RAM and NVMe", unit: percent, most: 1, of: [["ratio", "ratio"]] },
   { title: "Movers, objects a second", unit: number, of: [["demoted", "demoted"], ["promoted", "promoted"], ["dropped", "dropped"], ["sealed", "sealed"]] },
   { title: "Bucket, bytes a second", unit: rate, needs: "used s3", of: [["upload_bytes", "uploaded"], ["hydrated_bytes", "hydrated"]] },
@@ -235,7 +235,7 @@ function showSpaces() {
     name.dataset.space = one.name;
     const cell = element("span");
     cell.append(name);
-    if (one.problem) cell.append(element("div", "takes nothing new", "bad"));
+    if (one.problem) cell.append(element("div", "takes no new objects", "bad"));
     return row([cell, size(one.bytes), String(one.objects), number(one.opens), percent(one.now), percent(one.ratio),
       String(one.misses), percent(one.would_be["0.5"]), percent(one.would_be["2"]), percent(one.would_be["4"])], [2, 3, 6, 7, 8, 9]);
   }));
@@ -260,8 +260,8 @@ async function showObjects() {
   $("objects").tBodies[0].replaceChildren(...found.objects.map((one) =>
     row([link(one.path, () => { $("path").value = seen(one.path); showLife(one.path); }), size(one.size), String(one.opens),
       one.tiers.join(" + "), one.dirty ? "yes" : ""], [3, 4])));
-  const age = found.age_s === null ? "They are being looked for." : found.order === "hot"
-    ? "Opened most lately; counts are halved every 10 minutes." : `As they were ${span(found.age_s)} ago.`;
+  const age = found.age_s === null ? "kvfs collects the objects." : found.order === "hot"
+    ? "The objects with the most recent opens; kvfs halves the counts every 10 minutes." : `State of ${span(found.age_s)} ago.`;
   $("objects-age").textContent = age;
 }
 
@@ -276,19 +276,19 @@ function life(found) {
     add("last used", moment(found.atime));
     add("xxh3-128", found.digest || "not computed yet");
     add("tiers", Object.entries(found.tiers).map(([name, tier]) =>
-      `${name}: ${size(tier.bytes)}${tier.packed ? ", packed by " + tier.packed.codec : ""}${tier.current === false ? ", not as it is now" : ""}`).join("\n") || "none has it");
+      `${name}: ${size(tier.bytes)}${tier.packed ? ", packed by " + tier.packed.codec : ""}${tier.current === false ? ", not the present object" : ""}`).join("\n") || "no tier has it");
     const due = found.dirty.due ? `, due ${moment(found.dirty.due)}` : "";
-    add("to upload", found.dirty.s3 === "yes" ? "yes" + due : found.dirty.s3 === "conflict" ? "no: another file has its name in the bucket" : found.dirty.nvme ? "no; only memory has it yet" : "no");
-    add("open", found.open ? `${found.open.readers} readers, ${found.open.writers} writers in ${found.open.tier}` : "by nobody");
+    add("to upload", found.dirty.s3 === "yes" ? "yes" + due : found.dirty.s3 === "conflict" ? "no: another object has its name in the bucket" : found.dirty.nvme ? "no; only RAM has it so far" : "no");
+    add("open", found.open ? `${found.open.readers} readers, ${found.open.writers} writers in ${found.open.tier}` : "no");
     add("block", ["engine", "model", "block"].filter((name) => found.group[name]).map((name) => `${name} ${seen(String(found.group[name]))}`).join(", "));
     add("its group", found.group.files.map(seen).join("\n"));
     add("block before", found.before.files.map(seen).join("\n") || (found.before.key ? "not here" : ""));
     add("blocks after", found.after.map(seen).join("\n"));
-    add("heat", `${found.heat.opens} opens lately, ${found.heat.nvme_opens} of them on nvme towards promotion at ${found.heat.promote_after}`);
+    add("heat", `${found.heat.opens} opens recently, ${found.heat.nvme_opens} on nvme (promotion at ${found.heat.promote_after || "none"})`);
     add("order", found.heat.orders.map((one) => `${one.tier}: ${one.policy}, ${one.goes ? (one.place === null ? "late" : "place " + one.place) : "never goes"} of ${one.of}`).join("\n"));
     add("kept because", found.kept.join("\n"));
-    add("cannot go now", found.holds.join("\n"));
-    add("what is next", found.next);
+    add("cannot be evicted", found.holds.join("\n"));
+    add("next step", found.next);
   } else {
     add("holds", `${found.namespace.objects} objects, ${size(found.namespace.bytes)} in its namespace`);
   }
@@ -301,7 +301,7 @@ async function showLife(path) {
     const found = await ask(`/api/object?path=${encoded(path)}`);
     $("life").replaceChildren(...life(found).flatMap(([name, text]) => [element("dt", name), element("dd", text)]));
   } catch (error) {
-    const why = { 404: "There is no such file on the mount.", 429: "Too many questions at the moment: try again." };
+    const why = { 404: "There is no such file on the mount.", 429: "Too many requests at the moment: try again." };
     $("life").replaceChildren();
     $("life-problem").textContent = why[error.message] || "The daemon does not answer at the moment.";
   }
@@ -310,7 +310,7 @@ async function showLife(path) {
 // All of it, again and again
 
 function unheard() {
-  $("problem").textContent = "No answer from the mount: it may be taken over, or be gone. Trying again.";
+  $("problem").textContent = "No answer from the mount: perhaps a new daemon takes over, or the mount has ended. The page tries again.";
 }
 
 async function look() {
