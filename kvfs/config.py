@@ -393,9 +393,7 @@ class Config:
         try:
             return cls._from_values(json.loads(text), text)
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ConfigError(
-                f"configuration {text[:80]!r}: expected that of a mount: {error}"
-            ) from None
+            raise ConfigError(f"{text[:80]!r} is no configuration of a mount: {error}") from None
 
     @classmethod
     def _from_values(cls, values: Any, text: str) -> "Config":  # noqa: ANN401 - JSON

@@ -51,7 +51,7 @@ class Check(NamedTuple):
 
 def _file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path | None:
     if value == "":  # an unset variable in a script; it would mean the current directory
-        raise click.BadParameter("the path is empty: expected that of a new file")
+        raise click.BadParameter("the path is empty: expected the path of a new file")
     return None if value is None else Path(value)
 
 

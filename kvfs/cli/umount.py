@@ -121,8 +121,8 @@ def _write_back(mountpoint: Path) -> None:
         )
     if lost := found.get("displaced"):
         click.echo(
-            f"kvfs: {lost} objects were dropped to save those of RAM: NVMe is full, give a larger "
-            "nvme_size",
+            f"kvfs: {lost} objects were dropped to save what RAM held: NVMe is full, give a "
+            "larger nvme_size",
             err=True,
         )
 

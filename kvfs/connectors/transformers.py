@@ -75,7 +75,9 @@ def spec_of(
     given = model.dtype if isinstance(model, PreTrainedModel) else config.dtype
     dtype = dtype or given
     if dtype is None:
-        raise ValueError("dtype=None: expected that of keys and values, which the config lacks")
+        raise ValueError(
+            "dtype=None: expected the dtype of keys and values, which the config lacks"
+        )
     return Spec(
         model=name,
         revision=f"{revision}+{_variant(config)}",

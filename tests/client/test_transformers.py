@@ -352,7 +352,7 @@ def test_missing_arguments_of_spec_of_are_refused(llama: LlamaForCausalLM) -> No
         spec_of(llama, revision="1")
     with pytest.raises(ValueError, match="revision='': expected the revision of the weights"):
         spec_of(llama, name="seeded", revision="")
-    with pytest.raises(ValueError, match="dtype=None: expected that of keys and values"):
+    with pytest.raises(ValueError, match="dtype=None: expected the dtype of keys and values"):
         spec_of(config(), **WHOSE)
     with pytest.raises(TypeError, match="model='llama': expected a model of transformers"):
         spec_of("llama", **WHOSE)  # type: ignore[arg-type]

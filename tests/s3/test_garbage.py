@@ -246,7 +246,7 @@ def test_record_of_a_forgotten_node_stays_while_it_explains_keys(
 
 @pytest.mark.parametrize(
     ("forget", "reason"),
-    [("cccc", "has no record; there are"), (A, "is this one"), (B, "was refreshed .* s ago")],
+    [("cccc", "has no record; there are"), (A, "is this node"), (B, "was refreshed .* s ago")],
 )
 def test_forget_of_a_live_or_unknown_node_is_refused(
     transfers: StoreTransfers, forget: str, reason: str

@@ -341,7 +341,7 @@ def test_curves_are_a_png(example: str, tmp_path: Path, *, as_json: bool) -> Non
         (["{trace}", "--capacity", "3", "--block-tokens", "64"], "line 1: 3 hash_ids for input"),
         (["{trace}", "--capacity", "1M"], "expected at least one block of 67108864 bytes"),
         (["{trace}", "--capacity", "3", "--plot", "{tmp}/a.svg"], "ends in .png"),
-        (["{trace}", "--capacity", "3", "--plot", "{tmp}/no/a.png"], "is not a directory"),
+        (["{trace}", "--capacity", "3", "--plot", "{tmp}/no/a.png"], "not a writable directory"),
         (["{trace}", "--capacity", "3", "--plot", "{tmp}/dir.png"], "dir.png is a directory"),
         (["{tmp}/none", "--capacity", "3"], "none: cannot be read: No such file"),
         (["{tmp}/empty", "--capacity", "3"], "empty: the trace is empty"),
