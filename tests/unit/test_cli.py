@@ -401,7 +401,7 @@ def test_status_json_is_the_answer_of_the_daemon(
 
 def test_status_of_a_dead_daemon_names_the_cure(dead_mount: Path) -> None:
     result = kvfs("status", dead_mount)
-    assert_refused(result, "run this as the mounting user (user_id=0) in the same container", 1)
+    assert_refused(result, "Run this as the mounting user (user_id=0) in the same container", 1)
     assert f"were deleted: kvfs umount {dead_mount}" in result.stderr
 
 
