@@ -21,7 +21,8 @@ _PRINTED = {
     "ClickException",
     "ConfigError",
     "ControlError",
-    "Failed",
+    "CheckFailed",
+    "DaemonFailed",
     "KvfsError",
     "ReplayError",
 }

@@ -151,7 +151,7 @@ def test_a_store_that_fails_is_asked_again(
         assert told.published is None
         warned = [one for one in caplog.records if one.levelname == "WARNING"]
         assert [one.getMessage() for one in warned] == [
-            "this node's record is not in s3://memory/p/ yet: away (said once)"
+            "this node's record is not in s3://memory/p/ yet, kvfs tries again: away (said once)"
         ]
         faulty.faults.clear()
         await told.look()

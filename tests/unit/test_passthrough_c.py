@@ -7,7 +7,7 @@ import pytest
 
 BEFORE = """
 import os, socket, struct, tempfile
-from kvfs.fuse.passthrough import FILE_SIZE, SLOTS, Passthrough, Slot, State, _passthrough as c
+from kvfs.fuse.passthrough import FILE_SIZE, SLOTS, Passthrough, Slot, SlotState, _passthrough as c
 device, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 file = tempfile.TemporaryFile()
 file.truncate(FILE_SIZE)
