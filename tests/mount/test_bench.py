@@ -46,7 +46,7 @@ def test_bench_refuses_wrong_targets_and_cleans_up_after_an_interrupt(
     (kv.path / "a").write_bytes(b"a" * 5000)
     for arguments, why in (
         ((kv.path,), "so that kvfs need not drop objects"),
-        ((kv.path, "--against", tmp_path / "none"), "expected a directory"),
+        ((kv.path, "--against", tmp_path / "none"), "expected an existing directory"),
         ((tmp_path,), "is not a mount point"),
     ):
         done = run(*arguments)

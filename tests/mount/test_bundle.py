@@ -78,7 +78,8 @@ def test_bundle_has_configuration_status_and_logs(mount: Mount, tmp_path: Path) 
     events = json.loads(found[f"{at}events.json"])
     assert events[0]["kind"] == "started"
     assert any("mounted, passthrough" in event.get("text", "") for event in events)
-    assert "WARNING kvfs.fuse.operations: attribute <masked>" in found[f"{at}log.txt"]
+    masked = "WARNING kvfs.fuse.operations: <masked>: attribute <masked> <masked> is refused"
+    assert masked in found[f"{at}log.txt"]  # the attribute's name has a space
     assert json.loads(found[f"{at}fsck.json"])["findings"] == {}
     assert "VmRSS" in found[f"{at}daemon/status"]
     assert "MemTotal" in found["machine/proc/meminfo"]

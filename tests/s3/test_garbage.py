@@ -267,7 +267,7 @@ def test_unexplained_objects_are_not_deleted(transfers: StoreTransfers, store: M
     found = collector(transfers)
     report = found.look()
     assert [str(space) for space in report.unexplained] == ["x@1", "z@7"]
-    with pytest.raises(ConfigError, match=r"where x@1, z@7 came from.*--all-recorded"):
+    with pytest.raises(ConfigError, match=r"explains x@1, z@7.*--all-recorded"):
         found.check(report, all_recorded=False)
     collect(collector(transfers), all_recorded=True)
     assert left(store) == set()

@@ -62,7 +62,7 @@ def test_outage_during_the_probe_is_no_configuration_error(error: type[StoreErro
 
 
 def test_a_store_that_lies_is_refused() -> None:
-    with pytest.raises(ConfigError, match="other bytes"):
+    with pytest.raises(ConfigError, match="bytes read differ from those written"):
         probe(FaultyStore(MemoryStore(), Fault("get", flip=True)), KEYS, TERMS)
 
 

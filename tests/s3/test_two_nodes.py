@@ -303,7 +303,7 @@ def test_an_import(two: Two, s3: Server, bucket: str) -> None:
     assert s3_of(b)["lookups"] == 0
     done = subprocess.run([*asked, "nowhere"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert f"nowhere: no such path on {b.path}, nor in s3://{bucket}/p/" in done.stderr
+    assert f"nowhere: no such path on {b.path} or in s3://{bucket}/p/" in done.stderr
     done = subprocess.run([*asked, "/"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "expected a path below" in done.stderr

@@ -128,7 +128,7 @@ def test_interrupt_cancels_objects_that_are_not_begun(made: Make) -> None:
     finally:
         command.kill()
     assert command.returncode == 130
-    assert b"ended: " in told
+    assert b"stopped: " in told
     assert attribute(kv.path / "n" / "d", "warm") == "0"
 
     def here() -> int:

@@ -65,7 +65,7 @@ def test_in_use(mount: Mount, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_full(mount: Mount, mode: str) -> None:
     kv = mount(f"ram=16M,{mode}")
-    kv.allow_log("'large' is cut off")
+    kv.allow_log("large' is cut off")
     (kv.path / "before").write_bytes(b"x" * M)
     with refused(errno.ENOSPC), opened(kv.path / "large", os.O_CREAT | os.O_WRONLY) as descriptor:
         for _ in range(1000):
@@ -99,7 +99,7 @@ def test_cut_off(mount: Mount, mode: str) -> None:
 
     def write_too_much(large: Path, size: int, code: int) -> None:
         if mode == "passthrough=auto":
-            kv.expect_log("'large' is cut off")
+            kv.expect_log("large' is cut off")
         descriptor = os.open(large, os.O_CREAT | os.O_WRONLY)
         before = held(kv)
         if mode == "passthrough=off":
