@@ -325,7 +325,7 @@ METRICS = (
     _counter("opens", "Opens of files that were not open yet.", _opens, ("by",)),
     _counter(
         "evictions",
-        "Objects dropped, or with a copy in the bucket only, by reason.",
+        "Objects dropped, or evicted from all local tiers, by reason.",
         _evictions,
         ("reason",),
     ),
@@ -435,7 +435,9 @@ METRICS = (
     # The bucket
     _tier_gauge("dirty_bytes", "Bytes of sealed objects that are not yet in the bucket."),
     _tier_gauge("dirty_objects", "Objects whose bytes or names are not yet in the bucket."),
-    _tier_gauge("dirty_limit_bytes", "Dirty bytes from which on writers wait.", "dirty_most_bytes"),
+    _tier_gauge(
+        "dirty_limit_bytes", "Dirty bytes at which writers begin to wait.", "dirty_most_bytes"
+    ),
     _tier_gauge(
         "dirty_oldest_seconds",
         "Seconds since the seal of the oldest dirty object.",
@@ -445,7 +447,7 @@ METRICS = (
     _bucket_gauge("to_delete", "Keys that kvfs has yet to delete in the bucket."),
     _bucket_gauge(
         "in_conflict",
-        "Objects that stay on this node, because the bucket has others under their names.",
+        "Objects that stay on this node, because other objects have their names in the bucket.",
     ),
     _bucket_gauge("streaming", "Objects that programs read during their download."),
     _bucket_counter("uploads", "Objects uploaded."),
@@ -461,7 +463,9 @@ METRICS = (
     _counter("bucket_errors", "Failed requests by class of error.", _bucket_errors, ("class",)),
     _bucket_counter("waits", "Waits of writers and opens for an upload."),
     _bucket_counter("lookups", "Lookups of names in the bucket."),
-    _bucket_counter("absent_cached", "Lookups spared by an answer of the last second."),
+    _bucket_counter(
+        "absent_cached", "Lookups answered by a request of the last second: the name is absent."
+    ),
     _bucket_counter("found", "Objects of other nodes that lookups found."),
     _bucket_counter("imported", "Objects of other nodes that listings found."),
     _bucket_counter("stale", "Objects that another node deleted or replaced in the bucket."),
@@ -489,7 +493,7 @@ METRICS = (
     ),
     _counter(
         "namespace_evictions",
-        "Objects dropped, or with a copy in the bucket only, by reason.",
+        "Objects dropped, or evicted from all local tiers, by reason.",
         _left,
         ("namespace", "reason"),
     ),
@@ -503,7 +507,7 @@ METRICS = (
         _ratios,
         ("namespace", "times"),
     ),
-    _space_gauge("capacity_objects", "Objects of the present mean size that have room."),
+    _space_gauge("capacity_objects", "Objects of the current mean size for which there is room."),
     _gauge(
         "namespace_quota_bytes",
         "Bytes of the namespace's quota. 0 if there is none.",
