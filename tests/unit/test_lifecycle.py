@@ -413,9 +413,7 @@ def test_attributes_that_are_refused(tmp_path: Path) -> None:
         top = made.find(b"a")
         for name in (b"version", b"nonsense"):
             call = partial(lifecycle.reset_attribute, top, b"user.kvfs." + name)
-            assert refusal(call) == (
-                f"setting {name.decode()}: there is no such default to go back to"
-            )
+            assert refusal(call) == (f"setting {name.decode()}: kvfs has no default for it")
         await made.walk()
 
     run(case, tmp_path)

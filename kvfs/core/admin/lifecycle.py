@@ -345,5 +345,5 @@ class Lifecycle:
         if self.attribute(inode, name) is not None and self.namespaces.own(inode.ino) is None:
             raise NoAttributeError(f"{self._named(inode)} has no settings of its own")
         if field not in default or field == "version":
-            raise ConfigError(f"setting {field}: there is no such default to go back to")
+            raise ConfigError(f"setting {field}: kvfs has no default for it")
         self.set_attribute(inode, name, default[field].encode())

@@ -84,7 +84,7 @@ class Bounds:
                 except CatalogError as error:
                     if not self._failing:
                         log.error(
-                            "no room is made for what is written, kvfs tries again: %s", error
+                            "kvfs made no room for files being written, and tries again: %s", error
                         )
                     self._failing = True
                     self._states.clear()

@@ -156,7 +156,7 @@ class Quota:
             log.debug("%s is beyond its quota after a close: %s", named, error)
         except CatalogError as error:
             named = self.ledger.catalog.named(namespace.ino)
-            log.error("%s keeps what is beyond its quota for now: %s", named, error)
+            log.error("%s stays above its quota for now: %s", named, error)
 
     def _may_give(self, namespace: Namespace) -> bool:
         """Whether `_give_one` would drop an object."""

@@ -80,7 +80,7 @@ class Sealing:
         self.files.measure(held)
         if (error := self._too_large(held)) is not None:
             what = self.catalog.named(held.inode.ino)
-            log.warning("%s is lost with its close: %s", what, error)
+            log.warning("%s is dropped at its close: %s", what, error)
             raise error
         staged = (
             self.ledger.table.staging.get(held.inode.ino) is held
