@@ -370,7 +370,7 @@ class Room:
         return free + sum(
             0
             if space.settings.pin
-            else space.clean_bytes + sum(space.spare.values())
+            else space.doubled_bytes + sum(space.refused.values())
             if space.takes(self.nvme)
             else space.held[self.ram.name]
             for space in self.ledger.namespaces

@@ -49,7 +49,7 @@ PASSED_MAX = 32  # groups in use that keep their places in a search; a policy kn
 LATELY = 120
 BROUGHT_MAX = 65536  # objects that are known to be fetched ahead
 
-whole: OrderOf = attrgetter("whole")
+quota_order: OrderOf = attrgetter("quota_order")
 ram_only: OrderOf = attrgetter("ram_only")
 ram_spare: OrderOf = attrgetter("ram_spare")
 ram_clean: OrderOf = attrgetter("ram_clean")
@@ -271,7 +271,11 @@ class Victims:
             return None
         holders, namespace = ledger.tiers.holders(inode), ledger.namespaces.of(inode)
         if tier is None:
-            return inode if holders and namespace.whole is order and not inode.unevictable else None
+            return (
+                inode
+                if holders and namespace.quota_order is order and not inode.unevictable
+                else None
+            )
         if tier not in holders:
             return None
         return inode if namespace.order(inode, tier, holders) is order else None

@@ -63,7 +63,7 @@ class Watch:
             await ledger.retries.run()
             if nvme.mounted:
                 await self._measure_space(nvme)
-            ledger.accounts.note_used(self.spent())
+            ledger.accounts.leave_estimate(self.spent())
             for namespace in list(ledger.namespaces):
                 namespace.resize_policies(ledger.tiers.local)
             ledger.work.wake()

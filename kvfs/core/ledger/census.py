@@ -66,7 +66,7 @@ class Census:
                     ledger.removals.drop(current, "lost")
                     await trio.lowlevel.checkpoint()
                 elif current is not None:
-                    ledger.accounts.count_past(current)
+                    ledger.accounts.count_earlier(current)
                     self._met(current)
             if not inodes:
                 break

@@ -43,7 +43,7 @@ class Orphans:
         batch.mark_unfinished(inode.ino)
         held = self.table.open[inode.ino]
         if before.in_bucket and held.accounted:
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
 
     def keep(self, inode: Inode, batch: Batch) -> None:
         """Keep the fastest copy of an inode that lost its last name, if no process has it open."""

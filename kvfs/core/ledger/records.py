@@ -69,7 +69,7 @@ class Records:
             else:
                 inode.packed = packed
             batch.put(inode)
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
         if tier is self.tiers.nvme:
             self.verified.note(inode.ino)
 
@@ -80,7 +80,7 @@ class Records:
             inode.digest = digest
             self.dirty.uploaded(inode, stored, batch, clean=clean)
             batch.put(inode)
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
 
     def take_from_bucket(
         self, inode: Inode, *, dirty: bool = False, contested: bool = False, delete: bool = True
@@ -99,11 +99,11 @@ class Records:
             elif contested:
                 self.dirty.contest(inode.ino, batch)
             batch.put(inode)
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
 
     def described(self, before: Inode, inode: Inode) -> None:
         """Account the size of an object that only the bucket has, now that it is known."""
-        self.accounts.held_otherwise(before, inode)
+        self.accounts.account_changed_copies(before, inode)
 
     def drop_copy(
         self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = ""
@@ -116,7 +116,7 @@ class Records:
             self.tiers.set_holder(inode, tier, holds=False)
             batch.put(inode)
             batch.then(partial(away, tier, inode.ino, inode.version))
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
 
     def distrust(self, inode: Inode, tier: Tier) -> None:
         """Distrust a copy that is known to be wrong while the catalog still has it.

@@ -155,7 +155,7 @@ class Removals:
                 self.tiers.set_holder(inode, tier, holds=False)
                 batch.then(partial(self._away(inode), tier, inode.ino, inode.version))
             batch.put(inode)
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
         self.tiers.bucket.counters["spilled"] += 1
         self.namespaces.left(before, "spilled")
 

@@ -351,7 +351,7 @@ class Tree:
         accounts = self.ledger.accounts
         if accounts.accounted(inode):
             batch.then(partial(accounts.dismiss, before))
-            batch.then(partial(accounts.count_anew if old else accounts.admit, inode))
+            batch.then(partial(accounts.count_anew if old else accounts.enter, inode))
 
     def rmdir(self, parent: int, name: bytes) -> None:
         directory = self.directory(parent)

@@ -260,7 +260,7 @@ class Sealing:
         ledger, inode = self.ledger, held.inode
         self._seal(held)
         held.reserve(0)
-        ledger.accounts.admit(inode)
+        ledger.accounts.enter(inode)
         held.accounted = True
         ledger.table.unstage(held)  # or its namespace's quota would count it twice
         ledger.namespaces.written(inode, held.charged)

@@ -273,7 +273,7 @@ class RemoteEntries:
         batch.put(inode)
         batch.link(place.parent, Dentry(place.name, inode.ino, inode.ino))
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
-        batch.then(partial(self.ledger.accounts.admit, inode))
+        batch.then(partial(self.ledger.accounts.enter, inode))
         return True
 
     def _complete(self, inode: Inode, key: str, seen: Seen) -> None:
