@@ -34,7 +34,7 @@ class NoNvme(NvmeTier):
     """No NVMe tier: RAM is the only local tier."""
 
     mounted = False
-    grows = False
+    capacity_excludes_objects = False
 
     def __init__(self) -> None:
         Tier.__init__(self, Path(os.devnull), 0)

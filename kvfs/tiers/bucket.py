@@ -73,7 +73,7 @@ class Bucket:
         self.place = place
         self.keys = Keys(place.prefix)
         self.terms = terms
-        self.most = most
+        self.max_dirty_bytes = most
         self.delay = delay
         self.wait = wait
         self.recheck = 30.0
@@ -104,7 +104,7 @@ class Bucket:
         if len(self._wrong) > WRONG_MOST:
             del self._wrong[next(iter(self._wrong))]
 
-    def wrote(self, key: str) -> None:
+    def forget_wrong_bytes(self, key: str) -> None:
         """Forget a note, because this node has written the key again."""
         self._wrong.pop(key, None)
 

@@ -223,7 +223,7 @@ class Calls:
         self.health.unanswered(time.monotonic(), why)
         raise (OverdueError if one.begun else TierError)(f"{self.health.name}: {why}")
 
-    async def wait(self, job: Callable[[], T]) -> T:
+    async def run_unlimited(self, job: Callable[[], T]) -> T:
         """Run a job without a time limit. Later calls do not overtake it."""
         return await trio.to_thread.run_sync(job, limiter=self._background, abandon_on_cancel=True)
 
@@ -238,7 +238,7 @@ class Calls:
         self._probes = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._alarm)
-            failure = await self.wait(job)
+            failure = await self.run_unlimited(job)
             nursery.cancel_scope.cancel()
         self.health.probed(time.monotonic(), failure)
 

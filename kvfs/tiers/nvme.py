@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvfs import kept, runtime
 from kvfs.errors import ConfigError, InUseError
-from kvfs.tiers.tier import PACKING_COUNTERS, Tier, expect_own
+from kvfs.tiers.tier import PACKING_COUNTERS, Tier, expect_own_directory
 
 PROBE = "probe"  # a name that the sweep takes for a half-made file
 EXT4 = 0xEF53  # f_type
@@ -51,12 +51,14 @@ class NvmeTier(Tier):
         super().__init__(root, capacity)
         self.counters = Counter(dict.fromkeys(PACKING_COUNTERS, 0))
         self.measured = 0.0  # when, on the monotonic clock
-        self.grows = False  # the size is a share of the free space, plus the space of its objects
+        self.capacity_excludes_objects = (
+            False  # the size is a share of the free space, plus the space of its objects
+        )
         if expected is not None:
             self._expect(expected)
         try:
             root.mkdir(mode=0o700, exist_ok=True)
-            expect_own(self.name, root)
+            expect_own_directory(self.name, root)
             flags, cure = os.O_RDWR | os.O_CREAT, "remove it, while nothing is mounted with it"
             self._lock = kept.opened(root / "lock", flags, "the name of who has it locked", cure)
         except OSError as error:
@@ -112,7 +114,7 @@ class NvmeTier(Tier):
             kept.write(inode, str(path.stat().st_ino))
         return identity
 
-    def say_who(self, who: str) -> None:
+    def write_holder(self, who: str) -> None:
         """Write into the lock file who holds it, for the message to the next kvfs."""
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, who.encode(), 0)
@@ -127,9 +129,9 @@ class NvmeTier(Tier):
         self.measured = time.monotonic()
         spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
         left = max(0, found.f_bavail * found.f_frsize - spare)
-        self.capacity = min(self.configured, self.used + written + left)
+        self.capacity = min(self.configured_capacity, self.used + written + left)
         self.shortage = ""
-        if self.capacity < self.configured:
+        if self.capacity < self.configured_capacity:
             self.shortage = f"others fill its file system: {left} bytes are left for kvfs"
 
     def present(self) -> bool:

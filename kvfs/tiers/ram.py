@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvfs import kept, mounts, runtime
 from kvfs.errors import ConfigError, UnsupportedError
-from kvfs.tiers.tier import EXISTING, FANOUT, Tier, expect_own
+from kvfs.tiers.tier import EXISTING, FANOUT, Tier, expect_own_directory
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,9 @@ class RamTier(Tier):
         self.huge_why = ""
         label = self.root / "identity"
         if not self.own_mount and os.path.lexists(self.root):
-            expect_own(self.name, self.root)  # any user could have made that name in /dev/shm
+            expect_own_directory(
+                self.name, self.root
+            )  # any user could have made that name in /dev/shm
         found = self._epoch_there(label, identity)
         if found is not None and epoch in (None, found):
             self.epoch = found
@@ -72,7 +74,7 @@ class RamTier(Tier):
             self.epoch = (epoch or 0) + 1
             self.adopted = False
             self.remove()
-            self._begin(huge)
+            self._mount_new(huge)
             self.make_folders()
             kept.write(label, f"{identity} {self.epoch}")
         if self.own_mount and huge is not None:
@@ -111,11 +113,11 @@ class RamTier(Tier):
         size = self.capacity + self.slack
         return f"size={size},nr_inodes=0,mode=0700,huge={huge}"
 
-    def _begin(self, huge: str) -> None:
+    def _mount_new(self, huge: str) -> None:
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self.own_mount:
-                expect_own(self.name, self.root)
+                expect_own_directory(self.name, self.root)
                 self.huge_why = "a tmpfs with huge pages needs root, /dev/shm is used"
                 return
             if os.listdir(self.root):
@@ -185,7 +187,7 @@ class RamTier(Tier):
         try:
             return os.open(path, os.O_RDONLY | EXISTING, dir_fd=self._read_only)
         except OSError as error:
-            raise self.not_opened("lend", path, error) from error
+            raise self.open_error("lend", path, error) from error
 
     def close(self) -> None:
         if self._read_only >= 0:

@@ -51,7 +51,7 @@ class Tier:
 
     def __init__(self, root: Path, capacity: int) -> None:
         self.root = root
-        self.configured = capacity
+        self.configured_capacity = capacity
         self.capacity = capacity  # less than configured while others fill the device
         self.used = 0
         self.reserved = 0
@@ -120,9 +120,9 @@ class Tier:
                 failpoints.reach("tiers.open")
             return os.open(path, flags)
         except OSError as error:
-            raise self.not_opened("open", path, error) from error
+            raise self.open_error("open", path, error) from error
 
-    def not_opened(self, verb: str, path: str, error: OSError) -> KvfsError:
+    def open_error(self, verb: str, path: str, error: OSError) -> KvfsError:
         """The domain error for a file that could not be opened."""
         if isinstance(error, FileNotFoundError):
             return NotFoundError(f"{self.name} tier: {path} is gone")
@@ -131,20 +131,20 @@ class Tier:
         return self.failed(verb, path, error)
 
     @classmethod
-    def shared(cls, fd: int) -> bool:
+    def is_in_use(cls, fd: int) -> bool:
         """Whether a program has the file of `fd` open or mapped, apart from `fd`.
 
         Under passthrough this is how kvfs learns of a mapping: a mapping holds the backing file
         after the kernel reported the last close. The kernel grants a lease only on a file without
         other users.
         """
-        found = cls._shared(fd)
+        found = cls._is_in_use_keeping_lease(fd)
         if not found:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return found
 
     @staticmethod
-    def _shared(fd: int) -> bool:
+    def _is_in_use_keeping_lease(fd: int) -> bool:
         """As `shared`, but keep the lease."""
         try:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -178,7 +178,7 @@ class Tier:
             failpoints.reach("tiers.unlinked")
         return True
 
-    def discard(self, ino: int, version: int) -> tuple[bool, int]:
+    def unlink_watched(self, ino: int, version: int) -> tuple[bool, int]:
         """Unlink a copy.
 
         If a program has it open or mapped, also return a descriptor of it, else -1.
@@ -188,7 +188,7 @@ class Tier:
         except OSError:  # `unlink` reports a missing file or other failure
             fd = -1
         done = self.unlink(ino, version)
-        if fd >= 0 and not (done and self._shared(fd)):
+        if fd >= 0 and not (done and self._is_in_use_keeping_lease(fd)):
             os.close(fd)  # this also ends the lease
             fd = -1
         return done, fd
@@ -258,7 +258,7 @@ class Tier:
         found = os.statvfs(self.root)
         return (found.f_blocks - found.f_bfree) * found.f_frsize
 
-    def grown(self) -> int | None:
+    def exact_taken(self) -> int | None:
         """`taken`, if that differs whenever one of its files has other blocks; None: it may not."""
         try:
             return self.taken() if self.counts_at_once else None
@@ -314,7 +314,7 @@ class Reservation:
         return f"Reservation({self.tier.name}, {self.size})"
 
 
-def expect_own(what: str, root: Path) -> None:
+def expect_own_directory(what: str, root: Path) -> None:
     """Raise unless only the user of this daemon could have made a tier's directory.
 
     Call it before reading or writing anything there. It refuses a directory of another user, a

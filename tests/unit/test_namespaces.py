@@ -114,7 +114,7 @@ def test_a_demotion_takes_no_room_from_a_namespace_that_has_less(tmp_path: Path)
         made.namespace("large", eviction="never")
         first = await made.make_file(in_ram(made, b"small/a"), BYTES)
         await made.demote(first.ino)
-        made.ledger.records.drop_copy(made.at(b"small/a"), made.fast)
+        made.ledger.records.remove_copy(made.at(b"small/a"), made.fast)
         for number in range(MIB // COST - 1):
             inode = await made.make_file(in_ram(made, b"large/%d" % number), BYTES)
             await made.demote(inode.ino)

@@ -110,7 +110,7 @@ class Bounds:
                 self._files.setdefault(held.tier, []).append(held)
         found: list[OpenObject] = []
         for tier, files in self._files.items():
-            taken = tier.grown()
+            taken = tier.exact_taken()
             before, looks, rest_until = self._states.get(tier, (None, 0, 0.0))
             looks = looks + 1 if taken is not None and taken == before else 0
             if looks < LOOKS or now > rest_until:
@@ -126,12 +126,12 @@ class Bounds:
         """
         staging = list(self.ledger.table.staging.values()) if files is None else files
         for held in staging:
-            self._see(held)
+            self._measure_file(held)
         for space in {held.space for held in staging if held.space is not None}:
             self._keep_quota(space, [held for held in staging if held.space is space])
         for tier in {held.tier for held in staging}:
             while (found := self.room.make_room(tier)) is not None:
-                self._end(found, _no_room(tier, found.staged))
+                self._cut_off_file(found, _no_room(tier, found.staged))
 
     def look_at_end(self, held: OpenObject) -> None:
         """Look for the last time at a file whose writer closes it.
@@ -140,13 +140,13 @@ class Bounds:
         answered. Without this look the file could stay beyond a limit. Raises CatalogError, or the
         file's `doom` if it is cut off.
         """
-        self._see(held, ends=True)
+        self._measure_file(held, ends=True)
         if held.doom is None and held.space is not None:
             self._keep_quota(held.space, [held])
         while held.doom is None and self._is_short(held.tier):
             if (found := self.room.make_room(held.tier)) is None:
                 break
-            self._end(found, _no_room(found.tier, found.staged))
+            self._cut_off_file(found, _no_room(found.tier, found.staged))
         if held.doom is not None:
             raise held.doom
 
@@ -154,7 +154,7 @@ class Bounds:
         """Whether `Room.make_room` may have work. The call costs a tenth of a create."""
         return tier.free < (self.room.headroom if tier is self.room.ram else 0)
 
-    def _see(self, held: OpenObject, *, ends: bool = False) -> None:
+    def _measure_file(self, held: OpenObject, *, ends: bool = False) -> None:
         if held.fd < 0:  # its file could not be opened again
             return
         taken = held.taken
@@ -167,7 +167,7 @@ class Bounds:
             held.reserve(taken if ends else taken + held.ahead)
         why = _too_much(held, taken)  # also where its quota became less
         if why is not None and not held.just_closed:
-            self._end(held, why)
+            self._cut_off_file(held, why)
 
     def _keep_quota(self, space: Namespace, written: list[OpenObject]) -> None:
         """Keep a hard quota. Cut off growing files, the largest first, if no victim is left."""
@@ -175,9 +175,9 @@ class Bounds:
             growing = [held for held in written if held.grows and not held.just_closed]
             if not growing:
                 break
-            self._end(max(growing, key=attrgetter("staged")), self.quota.exceeded(space))
+            self._cut_off_file(max(growing, key=attrgetter("staged")), self.quota.exceeded(space))
 
-    def _end(self, held: OpenObject, why: KvfsError) -> None:
+    def _cut_off_file(self, held: OpenObject, why: KvfsError) -> None:
         held.grows = False
         self._states.clear()  # the next look finds the bytes that it still has
         self._cut_off(held, why)
@@ -185,19 +185,19 @@ class Bounds:
     async def empty(self, held: OpenObject, fd: int) -> None:
         """Empty a file in a thread: a truncation waits for a write(2) that is in the file."""
         try:
-            await held.tier.calls.wait(partial(_cut, fd))
+            await held.tier.calls.run_unlimited(partial(_cut, fd))
         except OSError as error:
             held.tier.failed("truncate", held.path, error)
         finally:
             self._emptying.discard(held)
 
     @contextmanager
-    def admitted(self, held: OpenObject, offset: int, length: int) -> Iterator[None]:
+    def room_for_write(self, held: OpenObject, offset: int, length: int) -> Iterator[None]:
         """Make room for a write that the daemon carries out, as long as the write lasts.
 
         Raises QuotaError, NoSpaceError.
         """
-        self._admit(held, offset, length)
+        self._take_room(held, offset, length)
         held.in_flight += 1
         try:
             yield
@@ -207,7 +207,7 @@ class Bounds:
                 held.promised = 0  # it counts as `staged` until the next look
                 self._states.clear()
 
-    def _admit(self, held: OpenObject, offset: int, length: int) -> None:
+    def _take_room(self, held: OpenObject, offset: int, length: int) -> None:
         if held.doom is not None:
             raise held.doom
         found = os.fstat(held.fd)
@@ -237,17 +237,17 @@ class Bounds:
         while (found := self.room.make_room(held.tier)) is not None:
             if found is held:
                 raise _no_room(held.tier, wanted)
-            self._end(found, _no_room(held.tier, found.staged))
+            self._cut_off_file(found, _no_room(held.tier, found.staged))
 
 
 def _too_much(held: OpenObject, taken: int) -> KvfsError | None:
     """Why a file cannot stay with so many bytes, even if all else goes; None if it can."""
     if held.most and (taken > -(-held.most // HUGE) * HUGE or _size(held) > held.most):
         return NoSpaceError(f"it was lent to be {held.most} bytes, and is {_size(held)} in {taken}")
-    if taken > held.tier.configured:
+    if taken > held.tier.configured_capacity:
         return NoSpaceError(
-            f"it takes {taken} bytes, {held.tier.name} has {held.tier.configured}: it needs a "
-            "larger tier"
+            f"it takes {taken} bytes, {held.tier.name} has {held.tier.configured_capacity}: it "
+            "needs a larger tier"
         )
     quota = 0 if held.space is None else held.space.settings.quota_hard
     if 0 < quota < taken:

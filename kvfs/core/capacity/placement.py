@@ -113,7 +113,7 @@ class Placement:
         aside = max(ram.reserved, sum(held.expected for held in self.ledger.table.staging.values()))
         if aside + wanted > ram.capacity // 2:
             return None
-        return self.room.begin(ram, wanted, namespace)
+        return self.room.reserve_for_file(ram, wanted, namespace)
 
     async def _make_quota(
         self, namespace: Namespace, more: int, objects: int, deadline: float
@@ -150,27 +150,29 @@ class Placement:
                 )
             for tier in order:
                 least = wanted if known else min(wanted, tier.capacity // 4)
-                if (found := self.room.begin(tier, least, space)) is not None:
+                if (found := self.room.reserve_for_file(tier, least, space)) is not None:
                     return found
             if ledger.accounts.census_done.is_set():
                 break
             await (
                 ledger.accounts.census_step.wait()
             )  # by the estimate there is no room; the counted objects may leave some
-        if ram is not None and (found := self.room.begin(ram, wanted, space, lose=True)):
+        if ram is not None and (found := self.room.reserve_for_file(ram, wanted, space, lose=True)):
             return found
         if not last:
             return None
         for tier in order:  # other files may expect too much as well: begin, and look at the growth
-            if (found := self.room.begin(tier, Tier.cost(0), space)) is not None:
+            if (found := self.room.reserve_for_file(tier, Tier.cost(0), space)) is not None:
                 return found
-        if ram is not None and (found := self.room.begin(ram, Tier.cost(0), space, lose=True)):
+        if ram is not None and (
+            found := self.room.reserve_for_file(ram, Tier.cost(0), space, lose=True)
+        ):
             return found
         if not ledger.tiers.bucket.health.down:
             return None
         with self.room.victims.losing_dirty():
             for tier in order:
-                if (found := self.room.begin(tier, wanted, space)) is not None:
+                if (found := self.room.reserve_for_file(tier, wanted, space)) is not None:
                     return found
         return None
 
@@ -178,8 +180,8 @@ class Placement:
         """Why a written object cannot stay, even if all else goes; None if it can."""
         cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
         tiers = [tier for tier in self.ledger.tiers.local if namespace.takes(tier)]
-        if tiers and all(cost > tier.configured for tier in tiers):
-            sizes = " and ".join(f"{tier.name} {tier.configured}" for tier in tiers)
+        if tiers and all(cost > tier.configured_capacity for tier in tiers):
+            sizes = " and ".join(f"{tier.name} {tier.configured_capacity}" for tier in tiers)
             return NoSpaceError(f"it takes {cost} bytes, its tiers have {sizes}")
         if 0 < quota < cost:
             return QuotaError(f"it takes {cost} bytes, its namespace may have {quota}")

@@ -161,7 +161,7 @@ class Quota:
     def _may_give(self, namespace: Namespace) -> bool:
         """Whether `_give_one` would drop an object."""
         nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
-        may = self.victims.may_go
+        may = self.victims.has_victim
         if self.ledger.orphans.any_of(namespace) is not None:
             return True
         if namespace.quota_order is not None and namespace.quota_order_filled:

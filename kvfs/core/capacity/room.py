@@ -43,19 +43,19 @@ class Room:
         self.victims = Victims(ledger)
         self._nvme_is_full = False  # a file had to begin in RAM, at the cost of objects there
 
-    def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> Reservation | None:
+    def reserve(self, tier: Tier, wanted: int, twins: Twins = "evict_copy") -> Reservation | None:
         """Set room aside and evict the victims for it. No object that RAM alone holds is lost.
 
         Returns None if there is no room; kvfs may have evicted objects before it returns None.
         `twins` tells how to treat objects on NVMe that RAM holds as well. A create removes their
-        copy on NVMe ("uncopy"). A demotion spares them ("spare"), or it would have to make that
+        copy on NVMe ("evict_copy"). A demotion spares them ("spare"), or it would have to make that
         copy again for ever. A demotion that empties RAM loses them ("lose"), since its own objects
         are younger.
         """
         spare = self.headroom if tier is self.ram else 0
-        self._look_at(tier)
+        self._measure_if_stale(tier)
         while wanted + spare > tier.capacity - tier.reserved:
-            if not self._purge_one(tier):
+            if not self._purge_orphan(tier):
                 return None
         while tier.free - spare < wanted:
             if not self._reclaim(tier, twins):
@@ -64,7 +64,7 @@ class Room:
             self._nvme_is_full = False
         return Reservation(tier, wanted)
 
-    def begin(
+    def reserve_for_file(
         self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
     ) -> Reservation | None:
         """Reserve the free part of the room for a namespace's new file; None: not in this tier.
@@ -76,50 +76,52 @@ class Room:
         With `lose` no tier below takes the objects of RAM, so they may be lost for the file.
         """
         spare = self.headroom if tier is self.ram else 0
-        self._look_at(tier)
+        self._measure_if_stale(tier)
         if tier.free - spare < wanted:
             with self.victims.on_behalf(space):
-                if not self._may_begin(tier, wanted, spare, lose=lose):
+                if not self._will_have_room(tier, wanted, spare, lose=lose):
                     return None
         found = max(Tier.cost(0), min(wanted, tier.free - spare))
         if tier is not self.ram or lose:
             self._nvme_is_full = lose
         return Reservation(tier, found)
 
-    def _may_begin(self, tier: Tier, wanted: int, spare: int, *, lose: bool) -> bool:
+    def _will_have_room(self, tier: Tier, wanted: int, spare: int, *, lose: bool) -> bool:
         """Whether the room that a new file lacks will be there when the file needs it.
 
         The room of an empty file is there as long as no other file has bytes in its place. Room
         that is only set aside for other files does not count.
         """
-        crowded, least = self._is_crowded(tier), wanted == Tier.cost(0)
+        crowded, least = self._will_cut_off(tier), wanted == Tier.cost(0)
 
         def unused() -> int:
-            return self._idle(tier) if least else 0
+            return self._unused(tier) if least else 0
 
-        while wanted + spare > tier.capacity - tier.reserved - self._awaited(tier) + unused():
-            if not self._purge_one(tier):
+        while (
+            wanted + spare > tier.capacity - tier.reserved - self._expected_growth(tier) + unused()
+        ):
+            if not self._purge_orphan(tier):
                 return crowded and least
         while tier.free + unused() - spare < wanted:
-            if not self._purge_one(tier) and not self._spill_one(tier):
+            if not self._purge_orphan(tier) and not self._evict_keeping_names(tier):
                 break
         else:
             return True
         if not any(
-            self.victims.any_of(which, tier, twins, among)
-            for which, twins, among in self._what_gives(tier, lose=lose)
+            self.victims.any_has_victim(which, tier, twins, among)
+            for which, twins, among in self._orders_that_give(tier, lose=lose)
         ):
             return crowded
-        idle = self._idle(tier)
+        idle = self._unused(tier)
         while tier.free + idle - spare < Tier.cost(0) and not crowded:
             if not self._reclaim(tier) and not (lose and self._drop_from_ram()):
                 return False
         return True
 
-    def _spill_one(self, tier: Tier) -> bool:
+    def _evict_keeping_names(self, tier: Tier) -> bool:
         """Evict copies of one group whose objects keep their names; return whether any went."""
         copies = self.nvme.works
-        if tier is self.ram and copies and self.victims.evict(ram_clean, tier, "uncopy"):
+        if tier is self.ram and copies and self.victims.evict(ram_clean, tier, "evict_copy"):
             return True
         bucket = self.ledger.tiers.bucket
         if not bucket.mounted:
@@ -132,12 +134,12 @@ class Room:
                 not copies and self.victims.evict(ram_only, tier, "lose", among)
             )
 
-    def _what_gives(
+    def _orders_that_give(
         self, tier: Tier, *, lose: bool
     ) -> list[tuple[OrderOf, Twins, list[Namespace] | None]]:
         """The orders from which `_reclaim` takes, and with `lose` those of `_drop_from_ram`."""
         if tier is not self.ram:
-            return [(on_nvme, "uncopy", None)]
+            return [(on_nvme, "evict_copy", None)]
         if not self.nvme.mounted:
             return [(ram_only, "lose", None)]
         lost: list[tuple[OrderOf, Twins, list[Namespace] | None]] = []
@@ -145,9 +147,9 @@ class Room:
             lost = [(ram_only, "lose", None)]
         if self.nvme.health.down:
             return [*lost, (ram_clean, "lose", None)] if lose else []
-        return [(ram_spare, "lose", None), (ram_only, "lose", self._stuck()), *lost]
+        return [(ram_spare, "lose", None), (ram_only, "lose", self._not_for_nvme()), *lost]
 
-    def _is_crowded(self, tier: Tier) -> bool:
+    def _will_cut_off(self, tier: Tier) -> bool:
         """Whether kvfs will cut off files of namespaces with more beyond their shares."""
         least = self.victims.least_urgency
         return any(
@@ -158,7 +160,7 @@ class Room:
             for held in self.ledger.table.staging.values()
         )
 
-    def _awaited(self, tier: Tier) -> int:
+    def _expected_growth(self, tier: Tier) -> int:
         """Bytes that files are expected to take beyond what is set aside for them."""
         return sum(
             max(0, held.expected - held.reserved)
@@ -166,7 +168,7 @@ class Room:
             if held.tier is tier and held.doom is None
         )
 
-    def _idle(self, tier: Tier) -> int:
+    def _unused(self, tier: Tier) -> int:
         """Bytes set aside for files, but not needed soon: no object goes for them."""
         return sum(
             max(0, held.reserved - max(Tier.cost(0), held.staged + held.ahead))
@@ -174,7 +176,7 @@ class Room:
             if held.tier is tier
         )
 
-    def _look_at(self, tier: Tier) -> None:
+    def _measure_if_stale(self, tier: Tier) -> None:
         if isinstance(tier, NvmeTier) and tier.works:
             stale = time.monotonic() - tier.measured > MEASURED_FOR
             if tier.shortage or stale:
@@ -185,7 +187,7 @@ class Room:
         with self.victims.gently():
             found = self.reserve(tier, wanted)
         if found is not None:
-            self.victims.brought(ino)
+            self.victims.note_fetched_ahead(ino)
         return found
 
     def _measure(self, nvme: NvmeTier) -> None:
@@ -224,28 +226,28 @@ class Room:
             return None
         if tier is self.ram and self.nvme.works and not self._nvme_is_full:
             return self._make_room_above(self.ram)
-        least = (self.headroom // 2 if tier is self.ram else 0) - self._idle(tier)
+        least = (self.headroom // 2 if tier is self.ram else 0) - self._unused(tier)
         while tier.free < least:
-            found = self._give(tier)
+            found = self._evict_or_choose_file(tier)
             if found is not True:
                 return found if self._has_too_much(tier) else None
         return None
 
     def _make_room_above(self, ram: RamTier) -> OpenObject | None:
         """Make room in RAM while NVMe below takes the objects that only RAM holds."""
-        least, growing = self.headroom // 2, self._growing(ram)
-        idle = self._idle(ram)
+        least, growing = self.headroom // 2, self._least_urgent_growing(ram)
+        idle = self._unused(ram)
         with self.victims.on_behalf(growing) if growing else nullcontext():
             while ram.free + idle < least and self._reclaim(ram):
                 pass
         held = [held for held in self.ledger.table.staging.values() if held.tier is ram]
         largest = max(held, key=lambda one: one.reserved, default=None)
         while self._left(ram) < least:
-            if self.victims.evict(ram_clean, ram, "uncopy"):
+            if self.victims.evict(ram_clean, ram, "evict_copy"):
                 continue
             if largest and largest.reserved > ram.capacity and not largest.just_closed:
                 return largest
-            found = self._give(ram)
+            found = self._evict_or_choose_file(ram)
             if found is not True:
                 return found
         return None
@@ -262,7 +264,7 @@ class Room:
         )
         return tier.used + self.ledger.orphans.bytes_in(tier) + staged > tier.capacity
 
-    def _growing(self, tier: Tier) -> Namespace | None:
+    def _least_urgent_growing(self, tier: Tier) -> Namespace | None:
         """The namespace with least beyond its share, of those whose files grow in a tier."""
         growing = [
             held.space
@@ -271,14 +273,14 @@ class Room:
         ]
         return min(growing, key=self.victims.urgency, default=None)
 
-    def _give(self, tier: Tier) -> Literal[True] | OpenObject | None:
+    def _evict_or_choose_file(self, tier: Tier) -> Literal[True] | OpenObject | None:
         """Evict from the namespace with most beyond its share; or return its file to cut off.
 
         Returns None if nothing may go. A namespace is passed over if its files are open but do not
         grow, and most of its bytes are sealed. If processes have mapped most of a namespace's
         bytes, and it has no more to give, no other namespace gives for it unless another grows.
         """
-        if self._purge_one(tier):
+        if self._purge_orphan(tier):
             return True
         writers: dict[Namespace, list[OpenObject]] = {}
         for held in self.ledger.table.staging.values():
@@ -289,11 +291,11 @@ class Room:
         spaces += [space for space in writers if space not in spaces]  # their directories are gone
         lost = self.ledger.tiers.bucket.health.down
         for space in spaces:
-            if self._give_of(space, tier):
+            if self._evict_from(space, tier):
                 return True
             if lost:
                 with self.victims.losing_dirty():
-                    if self._give_of(space, tier):
+                    if self._evict_from(space, tier):
                         return True
             written = writers.get(space, [])
             if written and (space.staged > space.bytes or any(held.grows for held in written)):
@@ -305,19 +307,19 @@ class Room:
                 break
         return None
 
-    def _give_of(self, space: Namespace, tier: Tier) -> bool:
+    def _evict_from(self, space: Namespace, tier: Tier) -> bool:
         """Evict one group of a namespace: from the lowest tier, or from RAM to be lost."""
         if tier is not self.ram:
-            return self.victims.evict_of(space, on_nvme, tier, "uncopy")
+            return self.victims.evict_of(space, on_nvme, tier, "evict_copy")
         if self.nvme.health.down:
             return self._drop_from_ram([space])
         return self.victims.evict_of(space, ram_spare, tier, "lose") or self.victims.evict_of(
             space, ram_only, tier, "lose"
         )
 
-    def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:
+    def _reclaim(self, tier: Tier, twins: Twins = "evict_copy") -> bool:
         """Make some room at once; False if that would lose an object that fits elsewhere."""
-        if self._purge_one(tier):
+        if self._purge_orphan(tier):
             return True
         if tier is not self.ram:
             return self.victims.evict(on_nvme, tier, twins)
@@ -326,18 +328,18 @@ class Room:
         if self.nvme.health.down:  # its copies are no reason to evict the only good one
             return False
         return (
-            self.victims.evict(ram_clean, tier, "uncopy")
+            self.victims.evict(ram_clean, tier, "evict_copy")
             or self.victims.evict(ram_spare, tier, "lose")
-            or self.victims.evict(ram_only, tier, "lose", self._stuck())
+            or self.victims.evict(ram_only, tier, "lose", self._not_for_nvme())
         )
 
-    def _stuck(self) -> list[Namespace]:
+    def _not_for_nvme(self) -> list[Namespace]:
         """The namespaces whose objects NVMe does not take."""
         spaces = self.ledger.namespaces
         homeless = (one for one in spaces if not one.takes(self.nvme))
         return [*spaces.dropped.values(), *homeless]
 
-    def _purge_one(self, tier: Tier) -> bool:
+    def _purge_orphan(self, tier: Tier) -> bool:
         """Remove an orphan, though the kernel has not forgotten it."""
         ledger = self.ledger
         for ino, room in ledger.orphans.rooms.items():
@@ -356,7 +358,7 @@ class Room:
             twin = self.victims.next_of(space.ram_clean, self.ram)
             alone = self.victims.next_of(space.ram_only, self.ram)
             if twin is not None and (alone is None or twin.atime_ns <= alone.atime_ns):
-                return self.victims.evict_of(space, ram_clean, self.ram, "uncopy")
+                return self.victims.evict_of(space, ram_clean, self.ram, "evict_copy")
             if alone is not None:
                 return self.victims.evict_of(space, ram_only, self.ram, "lose")
         return False
@@ -364,7 +366,7 @@ class Room:
     @property
     def reclaimable(self) -> int:
         """Bytes of RAM that a create can have at once: free, or on NVMe as well."""
-        free = max(0, self.ram.free + self._idle(self.ram) - self.headroom)
+        free = max(0, self.ram.free + self._unused(self.ram) - self.headroom)
         if not self.nvme.works:
             return free
         return free + sum(

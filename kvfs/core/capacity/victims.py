@@ -39,7 +39,7 @@ from kvfs.core.namespaces.order import Order, Victim, key_of
 from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
 
-Twins = Literal["uncopy", "spare", "lose"]
+Twins = Literal["evict_copy", "spare", "lose"]
 OrderOf = Callable[[Namespace], Order]
 
 PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
@@ -47,7 +47,7 @@ PASSED_MAX = 32  # groups in use that keep their places in a search; a policy kn
 # time of use may be a minute old (`Attributes`). An object used within the last minute is likely to
 # be used again.
 LATELY = 120
-BROUGHT_MAX = 65536  # objects that are known to be fetched ahead
+FETCHED_AHEAD_MAX = 65536  # objects that are known to be fetched ahead
 
 quota_order: OrderOf = attrgetter("quota_order")
 ram_only: OrderOf = attrgetter("ram_only")
@@ -65,7 +65,9 @@ class Victims:
         self._gentle = False
         self._keep_names = False
         self._behalf: Namespace | None = None
-        self._brought: OrderedDict[int, float] = OrderedDict()  # inode -> when, if fetched ahead
+        self._fetched_ahead: OrderedDict[int, float] = (
+            OrderedDict()
+        )  # inode -> when, if fetched ahead
 
     @contextmanager
     def losing_dirty(self) -> Iterator[None]:
@@ -103,12 +105,12 @@ class Victims:
         finally:
             self._behalf = before
 
-    def brought(self, ino: int) -> None:
+    def note_fetched_ahead(self, ino: int) -> None:
         """Note that an object is fetched ahead: its time of use says nothing about its worth."""
-        self._brought.pop(ino, None)
-        self._brought[ino] = trio.current_time()
-        if len(self._brought) > BROUGHT_MAX:
-            self._brought.popitem(last=False)
+        self._fetched_ahead.pop(ino, None)
+        self._fetched_ahead[ino] = trio.current_time()
+        if len(self._fetched_ahead) > FETCHED_AHEAD_MAX:
+            self._fetched_ahead.popitem(last=False)
 
     def by_urgency(self, among: Iterable[Namespace] | None = None) -> list[Namespace]:
         """All namespaces, or these, in the order in which they give."""
@@ -129,7 +131,7 @@ class Victims:
         """The least rank with which a namespace gives at the moment."""
         return (False, False, 0.0) if self._behalf is None else self.urgency(self._behalf)
 
-    def any_of(
+    def any_has_victim(
         self,
         which: OrderOf,
         tier: Tier | None,
@@ -137,9 +139,9 @@ class Victims:
         among: Iterable[Namespace] | None = None,
     ) -> bool:
         """Whether there is a victim; it stays."""
-        return any(self.may_go(which(space), tier, twins) for space in self.by_urgency(among))
+        return any(self.has_victim(which(space), tier, twins) for space in self.by_urgency(among))
 
-    def may_go(self, order: Order, tier: Tier | None, twins: Twins) -> bool:
+    def has_victim(self, order: Order, tier: Tier | None, twins: Twins) -> bool:
         """Whether an order has a victim, which stays the next one."""
         return len(order) > 0 and self.next_of(order, tier, twins, leaves=True) is not None
 
@@ -173,8 +175,8 @@ class Victims:
             return False
         for at, inode in enumerate(found[1]):
             try:
-                if tier and len(self.ledger.tiers.holders(inode)) > 1 and twins == "uncopy":
-                    self.ledger.records.drop_copy(inode, tier)
+                if tier and len(self.ledger.tiers.holders(inode)) > 1 and twins == "evict_copy":
+                    self.ledger.records.remove_copy(inode, tier)
                 elif self.ledger.catalog.inode(inode.ino) is not None:  # not with its group
                     self.ledger.removals.evict(inode)
             except CatalogError:
@@ -208,7 +210,7 @@ class Victims:
                 if leaves and self._has_entries(inodes, tier, twins):
                     passed.append((victim, inodes))
                     continue
-                if not self._gentle or self._cool(inodes, tier, twins):
+                if not self._gentle or self._is_long_unused(inodes, tier, twins):
                     found = victim, inodes
                 else:
                     passed.append((victim, inodes))
@@ -225,22 +227,22 @@ class Victims:
         twin = any(len(ledger.tiers.holders(inode)) > 1 for inode in inodes)
         if twin and twins == "spare":
             return False
-        if self._keep_names and any(self._goes(inode, tier, twins) for inode in inodes):
+        if self._keep_names and any(self._would_drop(inode, tier, twins) for inode in inodes):
             return False
-        if self._lose_dirty or (tier and twin and twins == "uncopy"):
+        if self._lose_dirty or (tier and twin and twins == "evict_copy"):
             return True
         return not any(inode.ino in ledger.dirty and not inode.in_bucket for inode in inodes)
 
-    def _goes(self, inode: Inode, tier: Tier | None, twins: Twins) -> bool:
+    def _would_drop(self, inode: Inode, tier: Tier | None, twins: Twins) -> bool:
         """Whether an eviction would drop an object with its names."""
         if inode.in_bucket:
             return False
-        return not (tier and twins == "uncopy" and len(self.ledger.tiers.holders(inode)) > 1)
+        return not (tier and twins == "evict_copy" and len(self.ledger.tiers.holders(inode)) > 1)
 
     def _is_followed(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether an eviction would drop a block that other, sealed blocks follow."""
         blocks = self.ledger.namespaces.of(inodes[0]).blocks
-        if blocks is None or not any(self._goes(inode, tier, twins) for inode in inodes):
+        if blocks is None or not any(self._would_drop(inode, tier, twins) for inode in inodes):
             return False
         return blocks.children(key_of(inodes[0])) > 0
 
@@ -249,7 +251,7 @@ class Victims:
         inode, ledger = inodes[0], self.ledger
         if ledger.namespaces.of(inode).blocks is None:
             return False
-        if not any(self._goes(one, tier, twins) for one in inodes):
+        if not any(self._would_drop(one, tier, twins) for one in inodes):
             return False
         return ledger.prefixes.has_entries(inode)
 
@@ -283,15 +285,15 @@ class Victims:
     def _in_use(self, inode: Inode) -> bool:
         return inode.ino in self.ledger.table.open or inode.ino in self.ledger.table.busy
 
-    def _cool(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
+    def _is_long_unused(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether a group may go for room that no program waits for."""
         since, moment = time.time_ns() - LATELY * 10**9, trio.current_time() - LATELY
         return all(
             max(inode.atime_ns, inode.ctime_ns) < since
-            and self._brought.get(inode.ino, -math.inf) < moment
+            and self._fetched_ahead.get(inode.ino, -math.inf) < moment
             and (
                 inode.in_bucket
-                or (tier is self.ledger.tiers.ram and twins == "uncopy" and inode.on_nvme)
+                or (tier is self.ledger.tiers.ram and twins == "evict_copy" and inode.on_nvme)
             )
             for inode in inodes
         )

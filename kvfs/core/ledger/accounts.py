@@ -19,7 +19,7 @@ from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.namespaces.order import key_of
 from kvfs.tiers import Tier
 
-# A fact of the catalog: used bytes of NVMe, measured at most a second before the last change of it.
+# A fact of the catalog: used bytes of NVMe, at most a second older than the last change.
 NVME_USED = "nvme_used"
 NVME_WRITTEN = "nvme_written"  # a fact of the catalog: a day, and the bytes written to NVMe on it
 HOUR = 3600 * 10**9  # ns

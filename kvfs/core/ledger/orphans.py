@@ -37,7 +37,7 @@ class Orphans:
     def unlinked_open(self, inode: Inode, batch: Batch) -> None:
         """Note that an open inode lost its last name; its record stays until it is closed."""
         before = batch.change(inode)
-        self.dirty.unlinked(inode.ino, batch)
+        self.dirty.on_unlink(inode.ino, batch)
         inode.in_bucket = False
         batch.put(inode)
         batch.mark_unfinished(inode.ino)
@@ -50,7 +50,7 @@ class Orphans:
         before = batch.change(inode)
         for tier in self.tiers.holders(inode)[1:]:
             self.tiers.set_holder(inode, tier, holds=False)
-        self.dirty.unlinked(inode.ino, batch)
+        self.dirty.on_unlink(inode.ino, batch)
         inode.in_bucket = False
         batch.put(inode)
         batch.mark_unfinished(inode.ino)

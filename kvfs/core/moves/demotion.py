@@ -67,7 +67,7 @@ class Demotion:
         # The namespace with the fewest jobs for its weight comes first: so all share the movers.
         in_flight = self.transfers.in_flight
         spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)
-        if not self._behind():
+        if not self._must_demote():
             spaces = [space for space in spaces if space.settings.write == "through"]
         if not self.write_back.wanted:
             spaces = [space for space in spaces if not self._is_full_for(space)]
@@ -83,10 +83,10 @@ class Demotion:
         size = 0
         spare = space.ram_spare if self.write_back.wanted else ()
         for ino in chain(space.ram_only, space.ram_kept, spare):
-            if ino in self._jobs or ino in space.too_large or self.transfers.written(ino):
+            if ino in self._jobs or ino in space.too_large or self.transfers.copy_is_useless(ino):
                 continue
             inode = self.ledger.table.inode(ino)
-            alone = inode is not None and self.transfers.packs(inode)
+            alone = inode is not None and self.transfers.should_pack(inode)
             if inos and alone:
                 break
             size += 0 if inode is None else inode.blocks * 512
@@ -97,7 +97,7 @@ class Demotion:
                 break
         return inos
 
-    def _behind(self) -> bool:
+    def _must_demote(self) -> bool:
         """Whether NVMe has, or soon has, less of RAM than it must have."""
         ledger = self.ledger
         wanted = ledger.tiers.ram.capacity * self.reclaimable // 100

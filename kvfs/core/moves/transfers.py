@@ -50,13 +50,13 @@ class TierTransfers:
         self.movers = movers
         self.breaker = breaker
         self.in_flight: Counter[int] = Counter()
-        self.sending: set[int] = set()
+        self.uploading: set[int] = set()
         self.unpacking: set[int] = set()
         self._fair = FairQueue(movers.workers)
         self._logged_too_large = False
         self._logged_packing: set[str] = set()  # names of tiers
 
-    def written(self, ino: int) -> bool:
+    def copy_is_useless(self, ino: int) -> bool:
         """Whether a copy of the object would be useless.
 
         It is useless while a writer has the object open, and for an orphan, which goes at its last
@@ -69,7 +69,7 @@ class TierTransfers:
     def still_current(self, ino: int, version: int | None = None) -> Inode | None:
         """The object, if it is sealed and still the version that the job is for; else None."""
         current = self.ledger.table.inode(ino)
-        if current is None or not current.links or not current.sealed or self.written(ino):
+        if current is None or not current.links or not current.sealed or self.copy_is_useless(ino):
             return None
         if version not in {None, current.version} or self.ledger.records.is_distrusted(current):
             return None
@@ -98,7 +98,7 @@ class TierTransfers:
                 bulk=settings.priority == "bulk",
             ):
                 if len(paths) == 1:
-                    results = [await self._carry_one(inodes[0], target, paths[0])]
+                    results = [await self._copy_one(inodes[0], target, paths[0])]
                 else:
                     results = await self.movers.copy_all(paths, data)
         except (MoverFailedError, MoverOverdueError):
@@ -119,7 +119,7 @@ class TierTransfers:
                         self.ledger.removals.lose(current, source)
             elif current is not None and {digest, current.digest} <= {b"", moved.digest}:
                 try:
-                    self._enter(current, target, moved, packed)
+                    self._record_copy(current, target, moved, packed)
                 except CatalogError as error:
                     self.ledger.trash.throw_away(target, ino, version)
                     self.breaker.failed("copy", self.ledger.catalog.named(ino), error)
@@ -130,9 +130,9 @@ class TierTransfers:
             else:
                 self.ledger.trash.throw_away(target, ino, version)
                 if current is not None:
-                    self.rotten(current, source)
+                    self.lose_rotten(current, source)
 
-    def packs(self, inode: Inode) -> bool:
+    def should_pack(self, inode: Inode) -> bool:
         """Whether to compress the object's copy on NVMe: opens then need room in RAM."""
         ram, space = self.ledger.tiers.ram, self.ledger.namespaces.of(inode)
         if space.settings.compression != "nvme" or not space.takes(ram):
@@ -141,12 +141,12 @@ class TierTransfers:
             return False
         return ram.cost(inode.blocks) <= ram.capacity // 2
 
-    async def _carry_one(
+    async def _copy_one(
         self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
     ) -> Repacked | OSError:
         """The result, or the error: the file is too large for the tier, or bytes are lost."""
         try:
-            return await self._carry(inode, target, path)
+            return await self._copy_or_pack(inode, target, path)
         except OSError as error:
             if not isinstance(error, LostError) and not _is_too_large(error, target):
                 raise
@@ -163,12 +163,12 @@ class TierTransfers:
         )
         self._logged_too_large = True
 
-    async def _carry(
+    async def _copy_or_pack(
         self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
     ) -> Repacked:
         source, destination, size, sparse = path
         nvme = self.ledger.tiers.nvme
-        if target is not nvme or not self.packs(inode):
+        if target is not nvme or not self.should_pack(inode):
             moved = await self.movers.copy(
                 *(source, destination, size),
                 sync=target.slow,
@@ -209,13 +209,15 @@ class TierTransfers:
             )
             self._logged_packing.add(tier.name)
 
-    def _enter(self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None) -> None:
+    def _record_copy(
+        self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None
+    ) -> None:
         """Record the new copy in the catalog. Raises CatalogError."""
         if failpoints.active:
             failpoints.reach("dispatcher.copied")
         self.ledger.records.add_copy(inode, target, moved.blocks, moved.digest, packed)
 
-    def rotten(self, inode: Inode, tier: Tier) -> None:
+    def lose_rotten(self, inode: Inode, tier: Tier) -> None:
         """Lose a copy that looked untouched, but has other bytes than at the seal.
 
         kvfs serves no new open from it, even if a program has the object open: see `Removals.lose`.
@@ -226,7 +228,7 @@ class TierTransfers:
     def give_up_distrusted(self, ino: int) -> None:
         """Lose copies that no digest can prove, as an open would: no job can use them."""
         inode = self.ledger.table.inode(ino)
-        if inode is None or not inode.links or not inode.sealed or self.written(ino):
+        if inode is None or not inode.links or not inode.sealed or self.copy_is_useless(ino):
             return
         if self.ledger.records.is_distrusted(inode):
             for tier in self.ledger.tiers.holders(inode):

@@ -56,7 +56,7 @@ class WriteBack:
         count -= self.too_large
         if count <= FEW:  # few: count each, without orphans, which are not worth copying
             inos = chain.from_iterable(map(_only_in_ram, spaces))
-            written = self.transfers.written
+            written = self.transfers.copy_is_useless
             inodes = [ledger.table.inode(ino) for ino in inos if not written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
         if count and not self.wanted:

@@ -326,7 +326,7 @@ class Tree:
         inode.ctime_ns = self.now()
         if inode.links:
             if inode.links[0] != first:
-                self.ledger.dirty.named(inode, batch)
+                self.ledger.dirty.on_new_name(inode, batch)
                 self._place_anew(inode, batch)
             batch.put(inode)
         elif inode.ino in self.ledger.table.open:
