@@ -133,7 +133,7 @@ class Watch:
             return
         try:
             await nvme.calls.call(
-                TierCall("statfs", partial(nvme.measure, self.room.written(nvme)))
+                TierCall("statfs", partial(nvme.measure, self.room.written_of_reserved(nvme)))
             )
             if nvme.free > 0 and not nvme.shortage:
                 await nvme.calls.call(

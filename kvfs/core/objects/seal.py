@@ -173,7 +173,7 @@ class Sealing:
             held.lent = -1
         if not last:
             if held.doom is not None and not held.writers:  # no watch looks at it any more
-                await self.bounds.empty(held, os.dup(held.fd))
+                await self.bounds.empty_file(held, os.dup(held.fd))
             return
         if held.fd >= 0:
             if held.tier.slow and writable:
