@@ -175,7 +175,7 @@ class Room:
         )
 
     def _unused(self, tier: Tier) -> int:
-        """Bytes set aside for open files that do not need them soon: kvfs evicts nothing for them."""
+        """Bytes set aside for open files that will not need them soon: no object goes for them."""
         return sum(
             max(0, held.reserved - max(Tier.cost(0), held.staged + held.ahead))
             for held in self.ledger.table.staging.values()
