@@ -321,7 +321,7 @@ class Reservation:
         return f"Reservation({self.tier.name}, {self.size})"
 
 
-def expect_own_directory(what: str, root: Path) -> None:
+def expect_own_directory(option: str, root: Path) -> None:
     """Raise unless only the user of this daemon could have made a tier's directory.
 
     Call it before you read or write anything there. It refuses a directory of another user, a
@@ -329,28 +329,27 @@ def expect_own_directory(what: str, root: Path) -> None:
     and the group of a parent directory. Not for the modes of the directory itself, nor for later
     changes by a user with permission.
 
-    what: the option that names the directory. Raises OSError, and ConfigError whose text begins
-    with `what`.
+    option: its name, with which the text of ConfigError begins. Raises ConfigError, OSError.
     """
     mine = os.geteuid()
     link = root.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in {0, mine}:
         raise ConfigError(
-            f"{what}={root} is a symbolic link that uid {link.st_uid} has made, expected a "
+            f"{option}={root} is a symbolic link that uid {link.st_uid} has made, expected a "
             "directory, or a link of yours"
         )
     real = Path(os.path.realpath(root))
     found = real.stat()
     if found.st_uid != mine:
         raise ConfigError(
-            f"{what}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: others "
+            f"{option}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: others "
             f"could change what is served; chown -R {mine} {real}, or give another directory"
         )
     for above in real.parents:
         mode = above.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ConfigError(
-                f"{what}={root} is below {above}, to which everybody may write, and so put "
+                f"{option}={root} is below {above}, to which everybody may write, and so put "
                 f"something else in its place; chmod o-w {above}, or give another directory"
             )
     for folder in (real, real / "objects"):
@@ -359,6 +358,6 @@ def expect_own_directory(what: str, root: Path) -> None:
                 links = [entry.path for entry in entries if entry.is_symlink()]
             if links:
                 raise ConfigError(
-                    f"{what}={root}: {links[0]} is a symbolic link, expected what kvfs makes there "
+                    f"{option}={root}: {links[0]} is a symbolic link, expected what kvfs makes there "
                     "itself; take it away, or give another directory"
                 )
