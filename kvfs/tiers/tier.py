@@ -342,8 +342,8 @@ def expect_own_directory(option: str, root: Path) -> None:
     found = real.stat()
     if found.st_uid != mine:
         raise ConfigError(
-            f"{option}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: others "
-            f"could change what is served; chown -R {mine} {real}, or give another directory"
+            f"{option}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: "
+            f"others could change what is served; chown -R {mine} {real}, or give another directory"
         )
     for above in real.parents:
         mode = above.stat().st_mode
@@ -358,6 +358,6 @@ def expect_own_directory(option: str, root: Path) -> None:
                 links = [entry.path for entry in entries if entry.is_symlink()]
             if links:
                 raise ConfigError(
-                    f"{option}={root}: {links[0]} is a symbolic link, expected what kvfs makes there "
-                    "itself; take it away, or give another directory"
+                    f"{option}={root}: {links[0]} is a symbolic link, expected what kvfs makes "
+                    "there itself; take it away, or give another directory"
                 )
