@@ -97,7 +97,7 @@ class Bucket:
     def gave_wrong_bytes(self, key: str, etag: str) -> None:
         """Note that a key gave wrong bytes, and treat its object as missing.
 
-        The object stays in the bucket, because the network may have changed the bytes. The note is
+        The object stays in the bucket: its bytes may have changed on the way here. The note is
         valid until the key has another ETag, until this node writes the key again, or until the
         daemon ends.
         """

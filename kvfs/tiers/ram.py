@@ -147,8 +147,8 @@ class RamTier(Tier):
                 SOURCE, self.root, "tmpfs", _FLAGS | mounts.MS_REMOUNT, self._options(huge)
             )
         except OSError as error:
-            # The tmpfs has more bytes than the new size. kvfs evicts them; until the next mount the
-            # old size bounds the memory.
+            # The tmpfs has more bytes than the new size. kvfs evicts them. The old size bounds the
+            # memory until another daemon attaches the tmpfs.
             log.warning("RAM tier %s keeps its former size: %s", self.root, error)
         self._say_huge(huge)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FANOUT = 256  # directories of backing files: few enough files in each, with 10^7 objects
+FANOUT = 256  # directories of backing files; ext4's htree in each stays shallow at 10^7 objects
 EXISTING = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # flags to open an existing file
 PACKING_COUNTERS = (  # counters of a tier that has compressed copies; _us: microseconds
     "compressed",

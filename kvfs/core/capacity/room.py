@@ -41,7 +41,7 @@ class Room:
         self.ram = ledger.tiers.ram
         self.nvme = ledger.tiers.nvme
         self.victims = Victims(ledger)
-        # The last new file had to begin in RAM, and kvfs lost objects of RAM for it.
+        # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
         self._nvme_is_full = False
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "evict_copy") -> Reservation | None:
