@@ -21,7 +21,7 @@ from kvfs.catalog import Catalog
 from kvfs.config import bucket_place, bucket_shared
 from kvfs.core.check import Finding, Survey, check
 from kvfs.core.ledger import doubts
-from kvfs.core.ledger.dirty import FACT
+from kvfs.core.ledger.dirty import BUCKET_FACT
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.sessions import NUMBER, Past, past_sessions
 from kvfs.core.ledger.tiers import Tiers
@@ -58,7 +58,7 @@ def run(
         there = None
         if bucket or options:  # the check only reads it, so it is no tier here
             place = place_of(nvme, catalog, options)
-            if catalog.fact(FACT) is None:
+            if catalog.fact(BUCKET_FACT) is None:
                 raise _no_bucket(nvme)
             shared = bucket_shared(options)
             there = Bucket(place, Terms(), most=0, delay=0, wait=0, shared=shared)
@@ -73,7 +73,7 @@ def held(directory: Path, who: str, *, read_only: bool) -> Iterator[tuple[NvmeTi
     """
     nvme = NvmeTier(directory, 0)
     try:
-        nvme.say_who(f"process {os.getpid()}, kvfs {who}")
+        nvme.write_holder(f"process {os.getpid()}, kvfs {who}")
         catalog = Catalog(directory / "catalog", read_only=read_only)
         try:
             yield nvme, catalog
@@ -85,7 +85,7 @@ def held(directory: Path, who: str, *, read_only: bool) -> Iterator[tuple[NvmeTi
 
 def place_of(nvme: NvmeTier, catalog: Catalog, options: str) -> BucketPlace:
     """Return the place of its bucket: that of `options`, which must not differ. ConfigError."""
-    known = catalog.fact(FACT)
+    known = catalog.fact(BUCKET_FACT)
     place = bucket_place(options, known)
     if place is None:
         raise _no_bucket(nvme)

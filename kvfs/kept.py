@@ -140,8 +140,8 @@ def sync(directory: Path) -> None:
         os.close(opened)
 
 
-def folder(path: Path) -> None:
-    """Ensure a directory here, and no link to one. Raises ConfigError, OSError."""
+def ensure_folder(path: Path) -> None:
+    """Make a directory if there is none. Raises ConfigError if a link or file is there; OSError."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     mode = path.lstat().st_mode
@@ -152,8 +152,8 @@ def folder(path: Path) -> None:
         )
 
 
-def files(directory: Path, folders: Iterable[str]) -> None:
-    """Raises ConfigError if a subdirectory is there that `folders` lacks. Raises OSError."""
+def expect_no_other_folders(directory: Path, folders: Iterable[str]) -> None:
+    """Raise ConfigError if `directory` has a subdirectory that `folders` lacks. Raises OSError."""
     for name in set(os.listdir(directory)).difference(folders):
         mode = (directory / name).lstat().st_mode
         if stat.S_ISDIR(mode):

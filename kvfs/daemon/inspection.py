@@ -71,7 +71,7 @@ def describe(mount: Mount, ino: int) -> dict[str, Any]:
 
 def _file(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
     held = mount.ledger.table.open.get(inode.ino)
-    waits = mount.ledger.dirty.waits(inode.ino)
+    waits = mount.ledger.dirty.marked_and_due(inode.ino)
     kept, holds = _kept(mount, inode, space), _holds(mount, inode, space)
     heat = _heat(mount, inode, space)
     return {
@@ -132,7 +132,7 @@ def _tiers(mount: Mount, inode: Inode) -> dict[str, dict[str, Any]]:
             "bytes": stored.size,
             "packed": None if stored.codec == "none" else packed_there,
             "key": stored.key,
-            "current": dirty.is_there(inode, stored, dirty.key(inode)),
+            "current": dirty.is_current_in_bucket(inode, stored, dirty.key(inode)),
         }
     return found
 

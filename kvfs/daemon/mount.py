@@ -68,7 +68,7 @@ class Mount:
         self.takeover: bool = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         for name in ("control", "match"):  # emptied later, when it is too late to refuse
-            kept.folder(self.directory / name)
+            kept.ensure_folder(self.directory / name)
         self.started = time.monotonic()
         self.bucket = bucket.prepare(live, self.directory, takeover=self.takeover)
         self.events = Events()

@@ -42,7 +42,7 @@ def _bucket(mount: Mount) -> dict[str, dict[str, Any]]:
             **_held(bucket, bucket.place, why=bucket.health.why),
             "dirty_bytes": dirty.bytes,
             "dirty_objects": len(dirty),
-            "dirty_most_bytes": bucket.most,
+            "dirty_most_bytes": bucket.max_dirty_bytes,
             "oldest_dirty_s": round((time.time_ns() - oldest) / 1e9, 3) if oldest else 0.0,
             "in_conflict": len(dirty.contested),
             "to_delete": len(dirty.superseded.deletes),

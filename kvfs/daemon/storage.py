@@ -17,7 +17,7 @@ from kvfs.catalog import BUCKET_KINDS, Catalog
 from kvfs.catalog.database import LOOKED_AT
 from kvfs.config import Config
 from kvfs.core.ledger import doubts, recovery
-from kvfs.core.ledger.dirty import CAUGHT_UP, FACT
+from kvfs.core.ledger.dirty import BUCKET_FACT, CAUGHT_UP
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.removals import InvalidateName
 from kvfs.core.ledger.sessions import mounted_as, past_sessions, ram_epoch
@@ -76,8 +76,8 @@ class MountStorage:
                 expected=self._identity_before(),
                 fresh="" if self.bucket is None else self.bucket.identity,
             )
-            self._nvme.grows = "nvme_size" in config.fitted
-            self._nvme.say_who(f"process {os.getpid()}, mounted on {config.mountpoint}")
+            self._nvme.capacity_excludes_objects = "nvme_size" in config.fitted
+            self._nvme.write_holder(f"process {os.getpid()}, mounted on {config.mountpoint}")
             identity = self._nvme.identity
             kept.write(self.directory / "nvme", identity)
             self._catalog = Catalog(config.nvme / "catalog", first_id=_first_id())
@@ -168,7 +168,7 @@ def _first_id() -> int:
 
 def expect_place(catalog: Catalog, place: str) -> None:
     """Raises ConfigError if the catalog has objects in another bucket, or prefix."""
-    before = catalog.fact(FACT)
+    before = catalog.fact(BUCKET_FACT)
     if before not in {None, place} and any(map(catalog.any_mark, BUCKET_KINDS)):
         raise ConfigError(
             f"s3={place}: the objects of catalog {catalog.path} are in {before}: mount with that, "
@@ -184,11 +184,11 @@ def bind(catalog: Catalog, bucket: Bucket | None) -> None:
     place = None if bucket is None else str(bucket.place)
     if place is not None:
         expect_place(catalog, place)
-    changes = catalog.fact(CAUGHT_UP) if place is None else catalog.fact(FACT) != place
+    changes = catalog.fact(CAUGHT_UP) if place is None else catalog.fact(BUCKET_FACT) != place
     if changes:
         with catalog.batch() as batch:
             if place is not None:
-                batch.set_fact(FACT, place)
+                batch.set_fact(BUCKET_FACT, place)
             batch.set_fact(CAUGHT_UP, "")
 
 

@@ -487,7 +487,7 @@ class Operations(pyfuse3.Operations):
         except KvfsError:
             await self.objects.sealing.release(held, writable=writable)
             raise
-        uncached, ino = self.ledger.records.uncached, held.inode.ino
+        uncached, ino = self.ledger.records.stale_in_kernel, held.inode.ino
         keep = ino not in uncached
         if not keep:
             uncached.remove(ino)
@@ -637,7 +637,7 @@ class Operations(pyfuse3.Operations):
         Sealed files count as room, because kvfs may drop them.
         """
         data = pyfuse3.StatvfsData()
-        capacity = sum(tier.configured for tier in self.ledger.tiers.local)
+        capacity = sum(tier.configured_capacity for tier in self.ledger.tiers.local)
         taken = sum(max(held.reserved, held.leaving) for held in self.ledger.table.staging.values())
         data.f_bsize = data.f_frsize = BLOCK
         data.f_blocks = capacity // BLOCK

@@ -43,7 +43,7 @@ class VirtualFileKind(ABC):
 
     def __init__(self, directory: Path, *, takeover: bool) -> None:
         self.directory = directory
-        kept.folder(directory)
+        kept.ensure_folder(directory)
         for path in () if takeover else list(directory.iterdir()):
             path.unlink()
 

@@ -42,7 +42,7 @@ def main() -> int:
     try:
         directory = runtime.make_private(runtime.runtime_dir(mountpoint))
         lock = _lock(directory, mountpoint)
-        kept.files(directory, FOLDERS)
+        kept.expect_no_other_folders(directory, FOLDERS)
         log_file = _start_log(Path(config["log"] or runtime.log_path(mountpoint)))
         kept.write(directory / "config", json.dumps(config))
     except (ConfigError, OSError) as error:

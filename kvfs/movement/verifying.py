@@ -113,7 +113,7 @@ def _digest(
     """The digest of the bytes, without reading holes; b"" if the file ends earlier.
 
     Raises OSError. BlockingIOError: a program writes it. The caller closes the descriptor soon,
-    because an open one would look like a mapping at the writer's close (`Tier.shared`).
+    because an open one would look like a mapping at the writer's close (`Tier.is_in_use`).
     """
     digest, size = files.Sparse() if sparse else files.Dense(), before.st_size
     for start, end in files.data_ranges(fd, size):

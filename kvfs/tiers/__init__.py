@@ -1,4 +1,4 @@
-"""Places of bytes: directories of backing files, one file for each copy of an object."""
+"""The tiers RAM, NVMe and bucket. RAM and NVMe have one backing file for each copy of an object."""
 
 from kvfs.tiers.absent import NoBucket, NoNvme, NoRam
 from kvfs.tiers.bucket import Bucket

@@ -1,7 +1,7 @@
-"""The tiers that a mount is without.
+"""Objects that stand for the tiers which a mount does not have.
 
-Contract: these tiers are empty, have no room, are never down, and no namespace takes them. So
-callers can ask for this without a test. Where only the difference matters, callers ask `mounted`.
+Contract: such a tier is empty, has no room, and is never down; no namespace has objects there. So
+callers can ask it these questions like a real tier. `mounted` tells whether a tier is a real one.
 Callers must not create or open a file in these tiers.
 """
 
@@ -18,7 +18,7 @@ from kvfs.tiers.tier import Tier
 
 
 class NoRam(RamTier):
-    """No RAM tier. No copy has its `epoch`."""
+    """Stands for no RAM tier. No record of a copy has its `epoch`."""
 
     mounted = False
     epoch = -1
@@ -31,10 +31,10 @@ class NoRam(RamTier):
 
 
 class NoNvme(NvmeTier):
-    """No NVMe tier: RAM is the only local tier."""
+    """Stands for no NVMe tier: RAM is the only local tier."""
 
     mounted = False
-    grows = False
+    capacity_excludes_objects = False
 
     def __init__(self) -> None:
         Tier.__init__(self, Path(os.devnull), 0)
@@ -42,7 +42,7 @@ class NoNvme(NvmeTier):
 
 
 class NoBucket(Bucket):
-    """No bucket. Any number of bytes may wait for it.
+    """Stands for no bucket. No number of dirty bytes is too large.
 
     `wait` is the time in seconds that opens wait for local work.
     """

@@ -1,9 +1,9 @@
-"""The bucket below the other tiers, as the daemon knows it: its place, health and content.
+"""The daemon's state of the bucket below the other tiers: its place, health and counts.
 
-Contract: plain state without I/O; movers make the calls (`kvfs.movement.remote`). It has no files,
-so it is no `Tier`. kvfs opens nothing in it, and hydrates an object first if only the bucket has
-it. `used` is the sizes of the objects as their readers see them. Not for objects that wait for
-their upload: those are in `core/ledger/dirty.py`.
+Contract: plain state without I/O; movers send the requests (`kvfs.movement.remote`). The bucket has
+no files, so `Bucket` is no `Tier`. Programs open nothing there: kvfs first hydrates an object that
+only the bucket has. `used` is the sum of the sizes of the objects, without compression. Not for
+objects that wait for their upload: those are in `core/ledger/dirty.py`.
 """
 
 import time
@@ -41,13 +41,14 @@ COUNTERS = (
     "warmed",
 )
 
-WRONG_MOST = 4096  # keys; kvfs fetches an object once more if its key was forgotten
+WRONG_MOST = 4096  # keys that gave wrong bytes; kvfs forgets older ones, and fetches them once more
 
 
 class Bucket:
-    """`terms`: what the store honours, None until kvfs could ask. `hits`: opens it served.
+    """The state of one bucket. `hits` counts the opens for which kvfs fetched an object from it.
 
-    `delay`, `wait`, `recheck` (seconds), `stream` (bytes) and `shared` may change: see `Config`.
+    `terms` has the request sizes and guarantees of the store; None until kvfs could ask. `delay`,
+    `wait`, `recheck` (seconds), `stream` (bytes) and `shared` may change: see `Config`.
     """
 
     name = "s3"
@@ -67,13 +68,13 @@ class Bucket:
     ) -> None:
         """most: bytes that may wait for their upload; delay, wait: seconds, see `Config`.
 
-        shared: other nodes may use the prefix; exclusive: kvfs refuses other nodes there. identity:
-        of the kvfs that uses it.
+        shared: other nodes may use the prefix. exclusive: kvfs refuses other nodes there. identity:
+        the identity of this node.
         """
         self.place = place
         self.keys = Keys(place.prefix)
         self.terms = terms
-        self.most = most
+        self.max_dirty_bytes = most
         self.delay = delay
         self.wait = wait
         self.recheck = 30.0
@@ -84,11 +85,11 @@ class Bucket:
         self.used = self.objects = self.hits = 0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.health = Health(f"s3 tier {place}", time.monotonic())
-        self.errors: Counter[str] = Counter()  # of `failures`, by the name of the class
-        self._wrong: dict[str, str] = {}  # ETags by key; the oldest first
+        self.errors: Counter[str] = Counter()  # the number of `failures` by exception class
+        self._wrong: dict[str, str] = {}  # ETags by key that gave wrong bytes; the oldest first
 
     def failed(self, what: str, error: Exception) -> None:
-        """Record that the store failed or did not answer a request."""
+        """Record that the store failed or did not answer. what: the request."""
         self.counters["failures"] += 1
         self.errors[type(error).__name__] += 1
         self.health.failed(time.monotonic(), f"{what}: {error}")
@@ -96,19 +97,19 @@ class Bucket:
     def gave_wrong_bytes(self, key: str, etag: str) -> None:
         """Note that a key gave wrong bytes, and treat its object as missing.
 
-        The object stays in the bucket, because a cause between may have changed the bytes. The note
-        ends when another object is there, when this node writes the key again, or when the daemon
-        ends.
+        The object stays in the bucket: its bytes may have changed on the way here. The note is
+        valid until the key has another ETag, until this node writes the key again, or until the
+        daemon ends.
         """
         self._wrong[key] = etag
         if len(self._wrong) > WRONG_MOST:
             del self._wrong[next(iter(self._wrong))]
 
-    def wrote(self, key: str) -> None:
-        """Forget a note, because this node has written the key again."""
+    def forget_wrong_bytes(self, key: str) -> None:
+        """Forget the note of `gave_wrong_bytes`, because this node has written the key again."""
         self._wrong.pop(key, None)
 
     def gives_wrong_bytes(self, key: str, etag: str | None = None) -> bool:
-        """Whether the last fetch of the key gave wrong bytes. etag None: of any object there."""
+        """Whether the last fetch of the key gave wrong bytes. etag: of the object; None: of any."""
         known = self._wrong.get(key)
         return known is not None and etag in {None, known}

@@ -1,10 +1,10 @@
 """The health of a tier's disk, and system calls in threads with a limit on their waiting time.
 
-Contract: `call` answers within its patience or raises TierError, and raises at once while the tier
-is stuck. The threads are the tier's own, so a hanging disk takes no thread from other tiers. A
-thread cannot be interrupted: after `call` has stopped waiting, the thread goes on. If the disk
-answers later, `late` takes the answer back, in that thread. Not for movers, nor for saying what a
-failure means.
+Contract: `call` returns within its patience or raises TierError, and raises at once while the tier
+is stuck. Each tier has threads of its own, so a hanging disk takes no thread from other tiers. A
+thread cannot be interrupted: after `call` has stopped waiting, the thread continues. If the disk
+answers later, `TierCall.late` undoes the call, in that thread. Not for movers, nor for deciding
+what a failure means for objects.
 """
 
 import logging
@@ -25,15 +25,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 HealthState = Literal["healthy", "suspect", "down"]
 
-DEADLINE = 10.0  # s; a busy disk answers within 1 or 2, Linux gives up a request after 30
-SYNC_DEADLINE = 60.0  # s; a sync also waits for what others have written to that file system
-PROBE_DEADLINE = 30.0  # s; it syncs, on a disk to which movers may write all the while
+DEADLINE = 10.0  # s; a busy disk answers within 2 s, and Linux fails a request after 30 s
+SYNC_DEADLINE = 60.0  # s; a sync also waits for writes of other programs to that file system
+PROBE_DEADLINE = 30.0  # s; a probe syncs, while movers may write to the disk
 SLOWEST = 8 << 20  # bytes/s of a disk that is slow but healthy
 THREADS = 40  # as many as trio allows for the whole process
 PROBE_PERIOD = 1.0  # s between two probes of a tier that is not healthy
-DOWN_AFTER = 2  # probes in a row that failed: one may fail by chance, as of a disk plugged in again
-HEALTHY_AFTER = 3  # probes in a row that went well: a disk that flaps is not yet trusted
-HEALTHY_PROBES = 10  # times as long if healthy: with passthrough kvfs sees no failed read
+DOWN_AFTER = 2  # probes in a row that failed; one may fail while a disk is plugged in again
+HEALTHY_AFTER = 3  # probes in a row that succeeded; a disk may fail again after one success
+# A healthy tier gets one probe in so many periods. Probes are needed there: with passthrough kvfs
+# sees no failed read.
+HEALTHY_PROBES = 10
 
 
 def sync_patience(size: int) -> float:
@@ -42,19 +44,19 @@ def sync_patience(size: int) -> float:
 
 
 def _nothing(*_: object) -> None:
-    """The default `late`: most answers need no undoing."""
+    """The default `late`: most calls need no undoing."""
 
 
 class Health:
-    """The health of a disk from failures, timeouts and probes: a state machine without a clock.
+    """The health of a disk, from failures, timeouts and probes: a state machine without a clock.
 
     One failure makes a healthy tier `suspect`. This changes only the period of the probes, to one
-    second: the probe decides. A bad sector under one file of a good disk fails for ever, but probes
-    succeed, so other files do not suffer. `down` is a tier whose probe failed again, or which left
-    a call unanswered; kvfs writes nothing new there. `stuck` says that a call was unanswered: then
-    no thread may call the tier, because each caller would wait as well. A full disk is healthy.
-    `failed` may be called from any thread, the rest from the daemon's loop. Not for deciding what a
-    state means for objects.
+    second: the probes decide. A bad sector under one file always fails, but the probes succeed, so
+    other files stay usable. A tier is `down` after DOWN_AFTER failed probes, or after a call
+    without an answer; kvfs writes nothing new there. `stuck` is true from a call without an answer
+    to the next answered probe. While it is true, no thread may call the tier, because each caller
+    would wait as well. A full disk is healthy. Any thread may call `failed`; only the daemon's loop
+    may call the rest. Not for deciding what a state means for objects.
 
     `since` is the time of the last change of `state`, `why` the last failure.
     """
@@ -66,9 +68,8 @@ class Health:
         self.since = now
         self.stuck = False
         self._good = self._bad = 0  # probes in a row
-        self.on_change: Callable[[HealthState], object] = (
-            _nothing  # gets each change, with the state before
-        )
+        # Called at each change of `state`, with the state before.
+        self.on_change: Callable[[HealthState], object] = _nothing
 
     @property
     def down(self) -> bool:
@@ -77,7 +78,7 @@ class Health:
     def failed(self, now: float, why: str) -> None:
         """Record that an operation failed with an error of the disk."""
         self._good = 0
-        if not self.down:  # the cause tells more than its consequences
+        if not self.down:  # keep the first cause: later failures follow from it
             self.why = why
         if self.state == "healthy":
             self._become("suspect", now)
@@ -91,7 +92,7 @@ class Health:
             self._become("down", now)
 
     def probed(self, now: float, failure: str = "") -> None:
-        """Record a probe's answer: a failure, or "" for success."""
+        """Record a probe's answer. failure: the reason; "" is a success."""
         self.stuck = False
         if failure:
             self._good = 0
@@ -123,24 +124,24 @@ class Health:
 
 
 class OverdueError(TierError):
-    """The call took too long and may still be carried out; then `late` takes its answer back."""
+    """The call took too long, and the disk may still carry it out; then `late` undoes it."""
 
 
 @dataclass(frozen=True)
 class TierCall(Generic[T]):
-    """A call with its name; `late` takes the answer back if the caller stopped waiting."""
+    """A call with its name `what`, for messages."""
 
     what: str
     do: Callable[[], T]
-    late: Callable[[T], object] = _nothing
-    end: Callable[[], object] = _nothing  # called once, even if the job never ran
-    patience: float | None = None  # s, if not DEADLINE
+    late: Callable[[T], object] = _nothing  # undoes the call, if its caller stopped waiting
+    end: Callable[[], object] = _nothing  # called once, even if `do` was never called
+    patience: float | None = None  # s; None: DEADLINE
 
     @classmethod
     def on_file(
         cls, what: str, fd: int, do: Callable[[int], T], patience: float | None = None
     ) -> "TierCall[T]":
-        """A job on a duplicate of an open file: the number itself may soon mean another file."""
+        """A call on a duplicate of `fd`: the number `fd` itself may soon mean another file."""
         own = os.dup(fd)
         return TierCall(what, partial(do, own), end=partial(os.close, own), patience=patience)
 
@@ -152,7 +153,7 @@ class TierCall(Generic[T]):
 
 
 class _ThreadCall(Generic[T]):
-    """A job in a thread: its answer goes to the caller, or to `late` once the caller has left."""
+    """A call in a thread. The caller gets its answer, or `late` if the caller stopped waiting."""
 
     def __init__(self, job: TierCall[T]) -> None:
         self._job = job
@@ -181,7 +182,7 @@ class _ThreadCall(Generic[T]):
         return self._begun
 
     def abandon(self) -> None:
-        """Stop waiting. The answer may have come in this very moment."""
+        """Stop waiting. If the answer has come in this moment, undo the call."""
         with self._lock:
             self._abandoned = True
             begun, answers = self._begun, self._answer
@@ -192,18 +193,18 @@ class _ThreadCall(Generic[T]):
 
 
 class Calls:
-    """The calls on one tier, with its threads."""
+    """The system calls on one tier, in threads of the tier."""
 
     def __init__(self, health: Health) -> None:
         self.health = health
         self._threads = trio.CapacityLimiter(THREADS)
         self._background = trio.CapacityLimiter(THREADS)
-        self._probes = 0  # skipped since the last one
+        self._probes = 0  # calls of `probe` since the last probe that ran
 
     async def call(self, job: Callable[[], T]) -> T:
-        """The job's result or exception.
+        """Run a job in a thread, and return its result or raise its exception.
 
-        Raises OverdueError; TierError if the job did not begin.
+        Raises OverdueError if the job takes too long, TierError if it did not begin.
         """
         job = job if isinstance(job, TierCall) else TierCall("a call", job)
         if self.health.stuck:
@@ -223,14 +224,15 @@ class Calls:
         self.health.unanswered(time.monotonic(), why)
         raise (OverdueError if one.begun else TierError)(f"{self.health.name}: {why}")
 
-    async def wait(self, job: Callable[[], T]) -> T:
-        """Run a job without a time limit. Later calls do not overtake it."""
+    async def run_unlimited(self, job: Callable[[], T]) -> T:
+        """Run a job in a thread, without a time limit. It takes no thread from `call`."""
         return await trio.to_thread.run_sync(job, limiter=self._background, abandon_on_cancel=True)
 
     async def probe(self, job: Callable[[], str]) -> None:
-        """Run the probe `job`; call this every PROBE_PERIOD.
+        """Run the probe `job`, if one is due. Callers call `probe` every PROBE_PERIOD.
 
-        `job` returns the failure, "" for none, and has no time limit.
+        `job` returns the failure, "" for none. If it has no answer after PROBE_DEADLINE, the tier
+        is down, and `probe` waits on.
         """
         self._probes += 1
         if self.health.state == "healthy" and self._probes < HEALTHY_PROBES:
@@ -238,7 +240,7 @@ class Calls:
         self._probes = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._alarm)
-            failure = await self.wait(job)
+            failure = await self.run_unlimited(job)
             nursery.cancel_scope.cancel()
         self.health.probed(time.monotonic(), failure)
 

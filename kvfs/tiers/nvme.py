@@ -1,8 +1,8 @@
 """The NVMe tier: a directory on a local file system, owned by one kvfs at a time.
 
-Contract: a lock file guards the directory against a second kvfs, and an identity (a UUID, made at
-the first mount) tells it from others. The catalog lives beside the objects, so the directory can
-be moved to another machine as a whole.
+Contract: a lock file keeps a second kvfs out of the directory. An identity, a UUID of the first
+mount, distinguishes the directory from others. The catalog is in the same directory, so people can
+move all of it to another machine.
 """
 
 import errno
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from kvfs import kept, runtime
 from kvfs.errors import ConfigError, InUseError
-from kvfs.tiers.tier import PACKING_COUNTERS, Tier, expect_own
+from kvfs.tiers.tier import PACKING_COUNTERS, Tier, expect_own_directory
 
-PROBE = "probe"  # a name that the sweep takes for a half-made file
+PROBE = "probe"  # the name of the probe's file; the census sweeps it like any foreign file
 EXT4 = 0xEF53  # f_type
 _PATTERN = bytes(range(256)) * 16
 log = logging.getLogger(__name__)
@@ -36,10 +36,11 @@ def identity_in(root: Path) -> str | None:
 
 
 class NvmeTier(Tier):
-    """The tier; opening it takes the lock. Raises InUseError if that is held, else ConfigError.
+    """The NVMe tier. Its constructor takes the lock of the directory.
 
     expected: the identity that the directory must have. Without `expected`, a directory without an
-    identity gets one: `fresh` if that is given.
+    identity gets one: `fresh` if that is given. Raises InUseError if another kvfs has the lock,
+    else ConfigError.
     """
 
     name = "nvme"
@@ -50,13 +51,14 @@ class NvmeTier(Tier):
     ) -> None:
         super().__init__(root, capacity)
         self.counters = Counter(dict.fromkeys(PACKING_COUNTERS, 0))
-        self.measured = 0.0  # when, on the monotonic clock
-        self.grows = False  # the size is a share of the free space, plus the space of its objects
+        self.measured = 0.0  # the time of the last `measure`, on the monotonic clock
+        # True: the capacity is a share of the free space, so the census adds the objects' bytes.
+        self.capacity_excludes_objects = False
         if expected is not None:
             self._expect(expected)
         try:
             root.mkdir(mode=0o700, exist_ok=True)
-            expect_own(self.name, root)
+            expect_own_directory(self.name, root)
             flags, cure = os.O_RDWR | os.O_CREAT, "remove it, while nothing is mounted with it"
             self._lock = kept.opened(root / "lock", flags, "the name of who has it locked", cure)
         except OSError as error:
@@ -72,7 +74,7 @@ class NvmeTier(Tier):
                 holder,
             ) from error
         try:
-            # It reserves blocks when they are written, and counts them in the file at that time.
+            # ext4 counts a block of a file when the block is written.
             self.counts_at_once = runtime.filesystem_magic(root) == EXT4
             self.identity = self._identity(root / "identity", fresh)
             self.make_folders()
@@ -84,7 +86,7 @@ class NvmeTier(Tier):
             raise ConfigError(f"nvme={root} cannot be used: {error}") from error
 
     def _expect(self, identity: str) -> None:
-        """Raise if this is another directory, such as the mount point of a missing disk."""
+        """Raise ConfigError if the directory has another identity: its disk may be missing."""
         found = identity_in(self.root) or "none"
         if found != identity:
             raise ConfigError(
@@ -94,12 +96,13 @@ class NvmeTier(Tier):
 
     @staticmethod
     def _identity(path: Path, wanted: str) -> str:
-        """The identity of this directory. A copied directory gets another one.
+        """Return the identity of this directory. A copied directory gets a new one.
 
-        Two directories with one identity would share a RAM tier, and each would take the other's
-        bytes for its own.
+        path: the file of the identity. wanted: the identity for a new directory; "": a random one.
+        Two directories with one identity would share a RAM tier, and each would treat the other's
+        bytes as its own.
         """
-        inode = path.with_suffix(".inode")  # of the identity's file, which a copy does not share
+        inode = path.with_suffix(".inode")  # its inode number: a copied file has another number
         identity, noted = identity_in(path.parent), kept.read_number(inode, _INODE_CURE)
         copied = None not in {identity, noted} and noted != path.stat().st_ino
         if copied:
@@ -112,24 +115,23 @@ class NvmeTier(Tier):
             kept.write(inode, str(path.stat().st_ino))
         return identity
 
-    def say_who(self, who: str) -> None:
-        """Write into the lock file who holds it, for the message to the next kvfs."""
+    def write_holder(self, who: str) -> None:
+        """Write the holder `who` into the lock file, for the message of another kvfs."""
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, who.encode(), 0)
 
     def measure(self, written: int) -> None:
-        """Limit the capacity to what the device has left. Raises OSError.
+        """Limit the capacity to the bytes that the device has left. Raises OSError.
 
-        written: reserved bytes that are on the device already; the other reserved bytes are yet to
-        come.
+        written: the reserved bytes that files have on the device already.
         """
         found = os.statvfs(self.root)
         self.measured = time.monotonic()
         spare = min(DISK_RESERVE, found.f_blocks * found.f_frsize // 20)
         left = max(0, found.f_bavail * found.f_frsize - spare)
-        self.capacity = min(self.configured, self.used + written + left)
+        self.capacity = min(self.configured_capacity, self.used + written + left)
         self.shortage = ""
-        if self.capacity < self.configured:
+        if self.capacity < self.configured_capacity:
             self.shortage = f"others fill its file system: {left} bytes are left for kvfs"
 
     def present(self) -> bool:
@@ -143,7 +145,8 @@ class NvmeTier(Tier):
             try:
                 os.pwrite(fd, _PATTERN, 0)
                 os.fsync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the page cache never fails
+                # Read from the disk: a read from the page cache never fails.
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
                 found = os.pread(fd, len(_PATTERN), 0)
             finally:
                 os.close(fd)
@@ -152,7 +155,7 @@ class NvmeTier(Tier):
             return "lost: its directory is not there"
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                return ""  # short of room is healthy
+                return ""  # a full disk is healthy
             return f"probe: {errno.errorcode.get(error.errno or 0, 'unknown error')}"
         return "" if found == _PATTERN else "probe: it reads other bytes than were written"
 

@@ -1,9 +1,9 @@
-"""The RAM tier: kvfs's own tmpfs with huge pages, or without privileges a folder in /dev/shm.
+"""The RAM tier: kvfs's own tmpfs with huge pages, or for ordinary users a directory in /dev/shm.
 
-Contract: objects are files, so they survive the daemon. `epoch` numbers the lives of the tmpfs. If
-a copy's inode says another epoch, the copy was lost with an earlier tmpfs (reboot, unmount).
-Therefore a restart does no work for each object. huge=within_size reads 3.5 to 4.2 times as fast as
-/dev/shm, and writes 5.2 to 8.2 times as fast (docs/benchmarks.md).
+Contract: objects are files, so they survive the daemon. Each new tmpfs of an identity has a greater
+`epoch`. If the record of a copy has another epoch, the copy was lost with an earlier tmpfs (reboot,
+unmount). So kvfs need not change each record then. A tmpfs with huge=within_size reads 3.5 to 4.2
+times as fast as /dev/shm, and writes 5.2 to 8.2 times as fast (docs/benchmarks.md).
 """
 
 import contextlib
@@ -15,20 +15,21 @@ from pathlib import Path
 
 from kvfs import kept, mounts, runtime
 from kvfs.errors import ConfigError, UnsupportedError
-from kvfs.tiers.tier import EXISTING, FANOUT, Tier, expect_own
+from kvfs.tiers.tier import EXISTING, FANOUT, Tier, expect_own_directory
 
 log = logging.getLogger(__name__)
 
-LABEL_SLACK = 4 << 20  # bytes for the identity and the folders
-BURST = 512 << 20  # bytes: a writer of 20 GB/s for 25 ms
-CATALOG_SLACK = 256 << 20  # with the catalog: its logs are bounded by 64 MiB, its tables are small
-SOURCE = "kvfs-ram"  # source of its mounts: kvfs unmounts no other ones
+LABEL_SLACK = 4 << 20  # bytes for the identity and the directories
+BURST = 512 << 20  # bytes that a writer of 20 GB/s writes in 25 ms
+# Bytes for a catalog in the tmpfs: its logs have at most 64 MiB, and its tables are small.
+CATALOG_SLACK = 256 << 20
+SOURCE = "kvfs-ram"  # the source of its mounts: kvfs unmounts no mount of another source
 _LABEL = re.compile(r"[A-Za-z0-9-]{1,64} [0-9]{1,19}")
 SHM = Path("/dev/shm")  # noqa: S108 (its folders are named by user, and private)
 
 
 class RamTier(Tier):
-    """Attach with `RamTier(...)`; `epoch` then tells which life of the memory this is."""
+    """The RAM tier. Its constructor attaches or mounts its tmpfs, and sets `epoch`."""
 
     name = "ram"
     number = 1
@@ -36,11 +37,11 @@ class RamTier(Tier):
     def __init__(
         self, root: Path, capacity: int, *, identity: str, epoch: int | None, huge: str | None
     ) -> None:
-        """Continue the tmpfs of `identity` if it exists and has this epoch, else begin epoch + 1.
+        """Continue the tmpfs of `identity` if it has this epoch, else make one with `epoch` + 1.
 
-        With epoch None the catalog is in the tmpfs itself, so its content is right in any case.
-        With huge None, attach the tmpfs unchanged, for looking at it only. Raises ConfigError if
-        memory is available in neither way.
+        epoch None: the catalog is in the tmpfs itself, so any epoch of it is right. huge None:
+        attach the tmpfs unchanged, only to inspect it. Raises ConfigError if no tmpfs can be
+        attached or made.
         """
         self.own_mount = os.geteuid() == 0
         self._read_only = -1
@@ -50,16 +51,17 @@ class RamTier(Tier):
         )
         self.slow = False
         self.counts_at_once = True
-        # The tmpfs is larger than its capacity. Files beside the objects must not take the objects'
-        # room, and a file that outgrows its reservation goes on while kvfs evicts others. Some
-        # connectors do not check for a write that ends a page short.
+        # The tmpfs is larger than its capacity. Other files than objects need some of this slack. A
+        # file that outgrows its reservation uses it until kvfs has evicted objects. A full tmpfs
+        # shortens a write, and some connectors do not notice that.
         self.slack = CATALOG_SLACK if epoch is None else LABEL_SLACK
         self.slack += min(capacity // 2, BURST)
         self.huge = False
         self.huge_why = ""
         label = self.root / "identity"
         if not self.own_mount and os.path.lexists(self.root):
-            expect_own(self.name, self.root)  # any user could have made that name in /dev/shm
+            # Any user could have made a directory of that name in /dev/shm.
+            expect_own_directory(self.name, self.root)
         found = self._epoch_there(label, identity)
         if found is not None and epoch in (None, found):
             self.epoch = found
@@ -72,7 +74,7 @@ class RamTier(Tier):
             self.epoch = (epoch or 0) + 1
             self.adopted = False
             self.remove()
-            self._begin(huge)
+            self._mount_new(huge)
             self.make_folders()
             kept.write(label, f"{identity} {self.epoch}")
         if self.own_mount and huge is not None:
@@ -82,9 +84,9 @@ class RamTier(Tier):
                 log.info("%s is lent to nobody, it cannot be mounted read only: %s", root, error)
 
     def _epoch_there(self, label: Path, identity: str) -> int | None:
-        """The epoch of an existing tmpfs, None if it cannot be continued.
+        """Return the epoch of an existing tmpfs, None if this tier cannot continue it.
 
-        Raises ConfigError for a directory that kvfs did not make.
+        Raises ConfigError for a mount or file that kvfs did not make.
         """
         at = runtime.mount_at(self.root)
         if self.own_mount and at is None:
@@ -107,15 +109,15 @@ class RamTier(Tier):
         return int(epoch) if owner == identity else None
 
     def _options(self, huge: str) -> str:
-        # nr_inodes=0: the bytes that kvfs accounts for each object bound their number.
+        # nr_inodes=0: no limit, since kvfs accounts at least 4096 bytes for each object.
         size = self.capacity + self.slack
         return f"size={size},nr_inodes=0,mode=0700,huge={huge}"
 
-    def _begin(self, huge: str) -> None:
+    def _mount_new(self, huge: str) -> None:
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self.own_mount:
-                expect_own(self.name, self.root)
+                expect_own_directory(self.name, self.root)
                 self.huge_why = "a tmpfs with huge pages needs root, /dev/shm is used"
                 return
             if os.listdir(self.root):
@@ -145,8 +147,8 @@ class RamTier(Tier):
                 SOURCE, self.root, "tmpfs", _FLAGS | mounts.MS_REMOUNT, self._options(huge)
             )
         except OSError as error:
-            # It holds more than the new size. Eviction brings that down; until then the old size
-            # bounds the memory.
+            # The tmpfs has more bytes than the new size. kvfs evicts them. The old size bounds the
+            # memory until another daemon attaches the tmpfs.
             log.warning("RAM tier %s keeps its former size: %s", self.root, error)
         self._say_huge(huge)
 
@@ -158,26 +160,27 @@ class RamTier(Tier):
         return super().left() - LABEL_SLACK
 
     def estimate(self) -> None:
-        """Count all of its content as used until the census has counted it.
+        """Count all content of the tmpfs as used until the census has counted it.
 
-        Call after reservations.
+        Call it after reservations are made.
         """
         if not self.adopted:
             return
-        self.uncounted = self.capacity  # in /dev/shm, which others use too
+        self.uncounted = self.capacity  # in /dev/shm, which has files of other programs, too
         if self.own_mount:
             self.uncounted = max(0, self.taken() - self.reserved)
 
     @property
     def lends(self) -> bool:
-        """Whether `lend` works here."""
+        """Whether `lend` can succeed: the tmpfs has a read-only mount for it."""
         return self._read_only >= 0
 
     def lend(self, ino: int, version: int) -> int:
-        """Open a file for other processes, read-only also by way of /proc, unless they may mount.
+        """Open a file read-only for another process.
 
-        This needs a read-only mount of its own, which only the descriptors refer to. Raises
-        UnsupportedError if there is none, NotFoundError, InUseError, TierError.
+        The descriptor is of a separate read-only mount. So a process that may not mount cannot open
+        the file for writing through /proc, either. Raises UnsupportedError if there is no such
+        mount, NotFoundError, InUseError, TierError.
         """
         if self._read_only < 0:
             raise UnsupportedError(f"{self.name} tier: {self.root} cannot be mounted read only")
@@ -185,7 +188,7 @@ class RamTier(Tier):
         try:
             return os.open(path, os.O_RDONLY | EXISTING, dir_fd=self._read_only)
         except OSError as error:
-            raise self.not_opened("lend", path, error) from error
+            raise self.open_error("lend", path, error) from error
 
     def close(self) -> None:
         if self._read_only >= 0:
@@ -193,7 +196,7 @@ class RamTier(Tier):
             self._read_only = -1
 
     def remove(self) -> None:
-        """Free the memory and lose its content; lent files stay until their users close them."""
+        """Unmount and free the tmpfs, and lose its content. Lent files stay until their close."""
         if self.own_mount:
             while runtime.mount_at(self.root) is not None:
                 mounts.umount(self.root, mounts.MNT_DETACH)

@@ -1,11 +1,11 @@
-"""A tier: a directory in which each copy of an object is one file with nothing but its payload.
+"""A local tier: a directory in which each copy of an object is one file with only its bytes.
 
-Contract: a backing file is named by inode and version, never overwritten by another object, and
-removed by unlink only, because a program may have it open or mapped. `used` and `reserved` are
-bytes that the rest of kvfs accounts here; the tier itself never refuses a file for lack of room.
-Methods do the system call in the calling thread: for a tier on a disk call them by way of its
-`calls`. Only a `Reservation` changes `reserved`. Not for policy: the layers above decide which
-object is in which tier.
+Contract: a backing file is named by inode and version. No other object overwrites it. kvfs removes
+it only by unlink, because a program may have it open or mapped. `used` and `reserved` are bytes
+that other modules account here; the tier itself never refuses a file for lack of room. Methods do
+their system calls in the calling thread, so for a tier on a disk, callers use its `calls`. Only a
+`Reservation` changes `reserved`. Not for policy: the layers above decide which object is in which
+tier.
 """
 
 import errno
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FANOUT = 256  # directories of backing files; keeps ext4's htree shallow at 10^7 objects
-EXISTING = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # flags of each open
-PACKING_COUNTERS = (  # of a tier that has compressed copies; microseconds
+FANOUT = 256  # directories of backing files; ext4's htree in each stays shallow at 10^7 objects
+EXISTING = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # flags to open an existing file
+PACKING_COUNTERS = (  # counters of a tier that has compressed copies; _us: microseconds
     "compressed",
     "compressed_bytes",
     "compressed_to_bytes",
@@ -39,11 +39,14 @@ PACKING_COUNTERS = (  # of a tier that has compressed copies; microseconds
     "decompressed",
     "decompress_cpu_us",
 )
-INODE_COST = 4096  # bytes; the least for a copy, so that empty files cost too
+INODE_COST = 4096  # bytes; the least cost of a copy, so that an empty file has a cost, too
 
 
 class Tier:
-    """`capacity`, `used` and `reserved` are bytes; `objects` counts copies; `hits` counts opens."""
+    """A local tier.
+
+    `capacity`, `used` and `reserved` are bytes. `objects` counts copies, `hits` opens of them.
+    """
 
     name = "tier"
     number = 0  # its number in the session file
@@ -51,16 +54,16 @@ class Tier:
 
     def __init__(self, root: Path, capacity: int) -> None:
         self.root = root
-        self.configured = capacity
+        self.configured_capacity = capacity
         self.capacity = capacity  # less than configured while others fill the device
         self.used = 0
         self.reserved = 0
-        self.uncounted = 0  # estimated bytes that the census has not reached yet
+        self.uncounted = 0  # estimated bytes of copies that the census has not counted yet
         self.objects = 0
         self.hits = 0
         self.shortage = ""  # why its capacity may be less than configured
         self.slow = True  # calls may wait for a disk
-        self.counts_at_once = False  # its file system, each block that a file takes
+        self.counts_at_once = False  # its file system counts a block as soon as a file has it
         self.health = Health(f"{self.name} tier {root}", time.monotonic())
         self.calls = Calls(self.health)  # for a tier that is slow
         self._logged: set[str] = set()  # kinds of failure logged since it was healthy
@@ -103,15 +106,15 @@ class Tier:
         return fd
 
     def uncreate(self, fd: int, ino: int, version: int) -> None:
-        """Close and unlink a file that was created after its caller had stopped waiting."""
+        """Undo a `create` whose caller had stopped waiting: close and unlink the file."""
         os.close(fd)
         self.unlink(ino, version)
 
     def open(self, ino: int, version: int, *, writable: bool) -> int:
         """Open a copy. Raises NotFoundError if there is no such file, InUseError, else TierError.
 
-        A root process that was lent a file can have the kernel delay opens of it for 45 s
-        (fcntl(2), F_SETLEASE): that is InUseError.
+        InUseError: a root process, to which kvfs lent the file, has a kernel lease of it. With a
+        lease it could delay the open for 45 s (fcntl(2), F_SETLEASE).
         """
         flags = (os.O_RDWR if writable else os.O_RDONLY) | EXISTING
         path = self.path(ino, version)
@@ -120,10 +123,10 @@ class Tier:
                 failpoints.reach("tiers.open")
             return os.open(path, flags)
         except OSError as error:
-            raise self.not_opened("open", path, error) from error
+            raise self.open_error("open", path, error) from error
 
-    def not_opened(self, verb: str, path: str, error: OSError) -> KvfsError:
-        """The domain error for a file that could not be opened."""
+    def open_error(self, verb: str, path: str, error: OSError) -> KvfsError:
+        """Return the domain error for a file that could not be opened, and record a failure."""
         if isinstance(error, FileNotFoundError):
             return NotFoundError(f"{self.name} tier: {path} is gone")
         if isinstance(error, BlockingIOError):
@@ -131,21 +134,21 @@ class Tier:
         return self.failed(verb, path, error)
 
     @classmethod
-    def shared(cls, fd: int) -> bool:
+    def is_in_use(cls, fd: int) -> bool:
         """Whether a program has the file of `fd` open or mapped, apart from `fd`.
 
-        Under passthrough this is how kvfs learns of a mapping: a mapping holds the backing file
-        after the kernel reported the last close. The kernel grants a lease only on a file without
-        other users.
+        With passthrough, kvfs finds a mapping this way: a mapping still uses the backing file after
+        the kernel reported the last close. The kernel grants a lease only on a file without other
+        users.
         """
-        found = cls._shared(fd)
+        found = cls._is_in_use_keeping_lease(fd)
         if not found:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return found
 
     @staticmethod
-    def _shared(fd: int) -> bool:
-        """As `shared`, but keep the lease."""
+    def _is_in_use_keeping_lease(fd: int) -> bool:
+        """As `is_in_use`, but keep the lease if the file is not in use."""
         try:
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         except OSError as error:
@@ -164,7 +167,7 @@ class Tier:
             failpoints.reach("tiers.renamed")
 
     def unlink(self, ino: int, version: int) -> bool:
-        """Unlink a copy. A missing file counts as unlinked; other failures are logged."""
+        """Unlink a copy; return False after a failure, which is logged. A missing file is none."""
         try:
             if failpoints.active:
                 failpoints.reach("tiers.unlink")
@@ -178,26 +181,27 @@ class Tier:
             failpoints.reach("tiers.unlinked")
         return True
 
-    def discard(self, ino: int, version: int) -> tuple[bool, int]:
-        """Unlink a copy.
+    def unlink_watched(self, ino: int, version: int) -> tuple[bool, int]:
+        """Unlink a copy. Return whether `unlink` succeeded, and a descriptor.
 
-        If a program has it open or mapped, also return a descriptor of it, else -1.
+        The descriptor is of the unlinked file if a program has it open or mapped, else -1. The
+        caller watches it (`is_in_use`), and closes it.
         """
         try:
             fd = os.open(self.path(ino, version), os.O_RDONLY | EXISTING)
         except OSError:  # `unlink` reports a missing file or other failure
             fd = -1
         done = self.unlink(ino, version)
-        if fd >= 0 and not (done and self._shared(fd)):
+        if fd >= 0 and not (done and self._is_in_use_keeping_lease(fd)):
             os.close(fd)  # this also ends the lease
             fd = -1
         return done, fd
 
     def quarantine(self, ino: int, version: int) -> bool | None:
-        """Move a damaged copy into the quarantine, for people to look at; it is not accounted.
+        """Move a damaged copy into the quarantine, so that people can inspect it.
 
-        None: there was no file to keep. False: the file is still in its place; the failure was
-        logged.
+        The accounts do not have it any more. Returns None if there was no file. Returns False after
+        a failure, which is logged: then the file is still in its place.
         """
         path = self.path(ino, version)
         try:
@@ -215,7 +219,7 @@ class Tier:
         return True
 
     def files(self) -> Iterator[tuple[int, int, str]]:
-        """(inode, version, path) of every backing file; inode 0 for foreign or half-made ones."""
+        """Yield (inode, version, path) of each backing file; inode 0: the file is foreign."""
         for folder in self.folders:
             with os.scandir(folder) as entries:
                 for entry in entries:
@@ -226,13 +230,13 @@ class Tier:
                         yield 0, 0, entry.path
 
     def present(self) -> bool:
-        """Whether the tier's directory is still there, as opposed to one file in it."""
+        """Whether the tier's directory is still there. If not, all files are missing, not one."""
         return os.path.isdir(self.folders[0])
 
     def failed(self, verb: str, path: str, error: OSError) -> KvfsError:
-        """The domain error of a failure at a backing file.
+        """Record a failure of a system call on a backing file, and return its domain error.
 
-        Logged once for each kind: a failing disk has thousands.
+        Logs each kind of failure once, because a failing disk has thousands.
         """
         kind = errno.errorcode.get(error.errno or 0, "unknown error")
         why = error.strerror or error
@@ -254,12 +258,15 @@ class Tier:
         return found.f_bavail * found.f_frsize
 
     def taken(self) -> int:
-        """Bytes that all files of its file system take by now. Raises OSError."""
+        """Bytes that all files of the tier's file system take now. Raises OSError."""
         found = os.statvfs(self.root)
         return (found.f_blocks - found.f_bfree) * found.f_frsize
 
-    def grown(self) -> int | None:
-        """`taken`, if that differs whenever one of its files has other blocks; None: it may not."""
+    def exact_taken(self) -> int | None:
+        """`taken`, if its value tells whether a file got blocks since another call; else None.
+
+        Some file systems count blocks that no file has yet, or count them late.
+        """
         try:
             return self.taken() if self.counts_at_once else None
         except OSError:
@@ -270,11 +277,11 @@ class Tier:
 
 
 class Reservation:
-    """`size` bytes of `tier`, set aside for one file before it has them, until `release`.
+    """`size` bytes of `tier` that are set aside for one file, until `release`.
 
-    It has one owner: a `with` block, an open object, or an orphan. Leaving the block returns the
-    bytes that the block has not handed on by `keep`. Not for deciding whether there is room: that
-    is `Room`.
+    A reservation has one owner: a `with` block, an open object, or an orphan. The end of the block
+    releases the bytes, unless the block has given them to a new owner by `keep`. Not for deciding
+    whether there is room: `Room` does that.
     """
 
     __slots__ = ("size", "tier")
@@ -294,7 +301,7 @@ class Reservation:
         self.resize(0)
 
     def keep(self) -> "Reservation":
-        """Hand the bytes to a new owner; this reservation has none from now on."""
+        """Return a new reservation with these bytes, for another owner. This one has none then."""
         kept = Reservation(self.tier, 0)
         kept.size, self.size = self.size, 0
         return kept
@@ -314,33 +321,35 @@ class Reservation:
         return f"Reservation({self.tier.name}, {self.size})"
 
 
-def expect_own(what: str, root: Path) -> None:
+def expect_own_directory(option: str, root: Path) -> None:
     """Raise unless only the user of this daemon could have made a tier's directory.
 
-    Call it before reading or writing anything there. It refuses a directory of another user, a
-    symbolic link in it, and a directory above that everybody may write to. The owner and the group
-    of a directory above are trusted. Not for the modes of the directory itself, nor for later
-    changes by a user with permission. Raises ConfigError that begins with `what`, OSError.
+    Call it before you read or write anything there. It refuses a directory of another user, a
+    symbolic link in it, and a parent directory to which everybody may write. It trusts the owner
+    and the group of a parent directory. Not for the modes of the directory itself, nor for later
+    changes by a user with permission.
+
+    option: its name, with which the text of ConfigError begins. Raises ConfigError, OSError.
     """
     mine = os.geteuid()
     link = root.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in {0, mine}:
         raise ConfigError(
-            f"{what}={root} is a symbolic link that uid {link.st_uid} has made, expected a "
+            f"{option}={root} is a symbolic link that uid {link.st_uid} has made, expected a "
             "directory, or a link of yours"
         )
     real = Path(os.path.realpath(root))
     found = real.stat()
     if found.st_uid != mine:
         raise ConfigError(
-            f"{what}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: others "
-            f"could change what is served; chown -R {mine} {real}, or give another directory"
+            f"{option}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: "
+            f"others could change what is served; chown -R {mine} {real}, or give another directory"
         )
     for above in real.parents:
         mode = above.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             raise ConfigError(
-                f"{what}={root} is below {above}, to which everybody may write, and so put "
+                f"{option}={root} is below {above}, to which everybody may write, and so put "
                 f"something else in its place; chmod o-w {above}, or give another directory"
             )
     for folder in (real, real / "objects"):
@@ -349,6 +358,6 @@ def expect_own(what: str, root: Path) -> None:
                 links = [entry.path for entry in entries if entry.is_symlink()]
             if links:
                 raise ConfigError(
-                    f"{what}={root}: {links[0]} is a symbolic link, expected what kvfs makes there "
-                    "itself; take it away, or give another directory"
+                    f"{option}={root}: {links[0]} is a symbolic link, expected what kvfs makes "
+                    "there itself; take it away, or give another directory"
                 )

@@ -105,7 +105,7 @@ def measure(
     before = resident_bytes(os.getpid())
     for at in range(objects):
         inode = block(ledger, at, place)
-        ledger.accounts.admit(inode)
+        ledger.accounts.enter(inode)
         ledger.namespaces.written(inode, 0)
         if not at % 10_000:
             namespace.resize_policies(ledger.tiers.local)  # each second, on a mount

@@ -102,7 +102,7 @@ async def packed_in_both(made: World) -> None:
 
 async def packed(made: World) -> None:
     await packed_in_both(made)
-    made.ledger.records.drop_copy(made.find(b"a"), made.fast)
+    made.ledger.records.remove_copy(made.find(b"a"), made.fast)
 
 
 async def packed_without_ram(made: World) -> None:

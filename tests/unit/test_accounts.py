@@ -306,7 +306,7 @@ class Walk:
             [
                 ino
                 for ino in self.world.listed("ram_only")
-                if not self.world.dispatcher.transfers.written(ino)
+                if not self.world.dispatcher.transfers.copy_is_useless(ino)
             ],
         )
 
@@ -314,7 +314,7 @@ class Walk:
         on_nvme = self.world.listed("on_nvme")
         await self._job(
             self.world.promote,
-            [ino for ino in on_nvme if not self.world.dispatcher.transfers.written(ino)],
+            [ino for ino in on_nvme if not self.world.dispatcher.transfers.copy_is_useless(ino)],
         )
 
     async def settle(self) -> None:
@@ -622,7 +622,11 @@ class SpaceWalk:
         world.dispatcher.breaker._quiet_until = 0.0
         kind = self.random.choice((world.demote, world.promote, world.settle))
         which = "ram_only" if kind == world.demote else "on_nvme"
-        inos = [ino for ino in world.listed(which) if not world.dispatcher.transfers.written(ino)]
+        inos = [
+            ino
+            for ino in world.listed(which)
+            if not world.dispatcher.transfers.copy_is_useless(ino)
+        ]
         if inos:
             await kind(self.random.choice(inos))
 

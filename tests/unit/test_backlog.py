@@ -156,7 +156,7 @@ def test_no_more_become_dirty_than_keep_the_uploads_busy(
         looking = await with_bucket(made, store)
         dirty, bucket = made.ledger.dirty, made.bucket
         assert bucket is not None
-        bucket.most = 8 * len(A)
+        bucket.max_dirty_bytes = 8 * len(A)
         most = 0
         async with trio.open_nursery() as nursery:
             nursery.start_soon(looking.look)

@@ -37,7 +37,7 @@ def test_writes_of_the_daemon_count_before_the_next_look(tmp_path: Path) -> None
                 (files[3], 0, M // 2),
                 (files[2], M, M // 2),
             ):
-                stack.enter_context(bounds.admitted(held, at, length))
+                stack.enter_context(bounds.room_for_write(held, at, length))
             bounds.look()
             for held in files:
                 with pytest.raises(QuotaError):

@@ -60,7 +60,9 @@ class Transport:
 
     async def upload(self) -> None:
         made = self.world
-        inos = [ino for ino in made.ledger.dirty if not made.dispatcher.transfers.written(ino)]
+        inos = [
+            ino for ino in made.ledger.dirty if not made.dispatcher.transfers.copy_is_useless(ino)
+        ]
         if inos and (ino := self.random.choice(inos)) not in made.dispatcher._jobs:
             await made.upload(ino)
 

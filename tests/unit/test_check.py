@@ -429,7 +429,7 @@ def touched_without_digest(w: Small) -> None:
 def more_blocks_than_accounted(w: Small) -> None:
     w.made.ledger.accounts.dismiss(w.record(w.b))
     w.put(w.b, blocks=0)
-    w.made.ledger.accounts.admit(w.record(w.b))
+    w.made.ledger.accounts.enter(w.record(w.b))
 
 
 @damage("leftover")

@@ -223,7 +223,7 @@ def test_open_object_is_not_repaired(made: World, store: MemoryStore) -> None:
     async def case() -> None:
         inode = await spilled(made)
         held = await made.objects.open(inode.ino, writable=False)
-        made.ledger.records.drop_copy(held.inode, held.tier)
+        made.ledger.records.remove_copy(held.inode, held.tier)
         del store.objects[KEY]
         found, _ = await look(made, bucket=True, repair=True)
         told = [(one.kind, one.state, one.cure) for one in found]

@@ -13,7 +13,7 @@ from kvfs.core.bucket.listing import contests as timing
 from kvfs.core.bucket.listing.bucket_lookup import AT_ONCE
 from kvfs.core.bucket.listing.contests import Contests
 from kvfs.core.bucket.upload.backlog import Backlog
-from kvfs.core.ledger.dirty import CAUGHT_UP, TOLD_APART
+from kvfs.core.ledger.dirty import CAUGHT_UP, CONTESTED_MARKED
 from kvfs.s3.errors import NoBucketError, NoObjectError, OutageError
 from kvfs.s3.facts import Facts
 from tests.s3.faulty import Fault, FaultyStore
@@ -401,7 +401,7 @@ def test_contests_end_together_as_far_as_no_writer_waits(
         for name in names:
             await one.unlink(name)
         await one.made.upload_all()
-        other.bucket.most = 4 * 2 * len(B)
+        other.bucket.max_dirty_bytes = 4 * 2 * len(B)
         await ask(other)
         assert len(other.made.ledger.dirty) == 2
         while len(other.made.ledger.dirty.contested):
@@ -461,7 +461,7 @@ def test_those_of_an_older_catalog_are_found(tmp_path: Path, store: MemoryStore)
             batch.set_fact(CAUGHT_UP, "1")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Backlog(made.dispatcher.transfers).run)
-            while not made.catalog.fact(TOLD_APART):  # noqa: ASYNC110 (nothing tells of it)
+            while not made.catalog.fact(CONTESTED_MARKED):  # noqa: ASYNC110 (nothing tells of it)
                 await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         assert inode.ino in dirty

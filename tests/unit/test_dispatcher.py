@@ -537,7 +537,7 @@ def test_a_full_device_makes_the_tier_smaller(
             while made.disk.capacity != made.disk.used:  # noqa: ASYNC110 (a tier tells nobody)
                 await trio.sleep(watch.SPACE_PERIOD)
             monkeypatch.undo()
-            while made.disk.capacity != made.disk.configured:  # noqa: ASYNC110 (as above)
+            while made.disk.capacity != made.disk.configured_capacity:  # noqa: ASYNC110 (as above)
                 await trio.sleep(watch.SPACE_PERIOD)
 
     run(lambda made: working(made, case), tmp_path)
@@ -649,7 +649,7 @@ def test_real_movers_do_the_same(tmp_path: Path) -> None:
             for inode in (ram, disk):
                 assert made.ledger.tiers.holders(made.tree.inode(inode.ino)) == made.tiers
             os.utime(made.disk.path(disk.ino, 1))
-            made.ledger.records.drop_copy(made.tree.inode(disk.ino), made.fast)
+            made.ledger.records.remove_copy(made.tree.inode(disk.ino), made.fast)
             assert await made.read(disk.ino) == OTHER
             with Path(made.disk.path(disk.ino, 1)).open("r+b") as file:
                 file.write(b"x")

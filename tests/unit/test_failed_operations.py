@@ -218,7 +218,7 @@ CHANGES: dict[str, Callable[[World, Inode], object]] = {
     "rename": lambda made, _: made.renames.rename(ROOT_INO, b"a", ROOT_INO, b"b", 0),
     "unlink": lambda made, _: made.tree.unlink(ROOT_INO, b"a"),
     "drop": lambda made, inode: made.ledger.removals.drop(inode, "evicted"),
-    "not in the bucket": lambda made, inode: made.ledger.records.take_from_bucket(inode),
+    "not in the bucket": lambda made, inode: made.ledger.records.record_not_in_bucket(inode),
 }
 
 

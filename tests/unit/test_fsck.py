@@ -70,7 +70,7 @@ def test_facts_that_make_no_sense_are_no_obstacle_to_their_repair(directory: Pat
 
 def test_a_locked_directory_says_by_whom(directory: Path) -> None:
     holder = NvmeTier(directory, 0)
-    holder.say_who("process 7, mounted on /mnt/kv")
+    holder.write_holder("process 7, mounted on /mnt/kv")
     with pytest.raises(InUseError) as refused:
         run(directory)
     assert refused.value.holder == "process 7, mounted on /mnt/kv"

@@ -132,18 +132,18 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("link", "file"):
         with pytest.raises(ConfigError, match="expected a directory that kvfs makes itself"):
-            kept.folder(tmp_path / name)
+            kept.ensure_folder(tmp_path / name)
     for _ in range(2):
-        kept.folder(tmp_path / "new")
+        kept.ensure_folder(tmp_path / "new")
 
 
 def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    kept.files(tmp_path, ["folder"])
+    kept.expect_no_other_folders(tmp_path, ["folder"])
     with pytest.raises(ConfigError, match=r"folder is drwx.*, expected a file that kvfs makes"):
-        kept.files(tmp_path, [])
+        kept.expect_no_other_folders(tmp_path, [])
 
 
 # Modules that read whole files by other means, and what those are.

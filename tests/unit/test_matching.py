@@ -125,7 +125,7 @@ def test_answer_has_the_tier_of_each_block(made: World) -> None:
         await made.demote(inode(made, 2))
         found = made.ledger.table.inode(inode(made, 2))
         assert found is not None
-        made.ledger.records.drop_copy(found, made.fast)
+        made.ledger.records.remove_copy(found, made.fast)
         answer = await ask(made, KEYS, details=True)
         where = bytes((RAM, RAM | NVME, NVME, RAM))
         assert answer == (4, 300, 100, 0, where, (100, 100, 100, 100))

@@ -77,10 +77,10 @@ def test_each_object_is_counted_once_wherever_its_copies_are(tmp_path: Path) -> 
         await made.demote(inode.ino)
         assert (space.bytes, space.objects) == (COST, 1)
         assert dict(space.held) == {"ram": COST, "nvme": COST}
-        assert (space.clean_bytes, space.clean_objects) == (COST, 1)
+        assert (space.doubled_bytes, space.doubled_objects) == (COST, 1)
         made.check()
         made.tree.unlink(made.at(b"a").ino, b"x")
-        assert (space.bytes, space.objects, space.clean_bytes) == (0, 0, 0)
+        assert (space.bytes, space.objects, space.doubled_bytes) == (0, 0, 0)
         assert made.ledger.namespaces.default.objects == 0
 
     run(case, tmp_path)
@@ -114,7 +114,7 @@ def test_a_demotion_takes_no_room_from_a_namespace_that_has_less(tmp_path: Path)
         made.namespace("large", eviction="never")
         first = await made.make_file(in_ram(made, b"small/a"), BYTES)
         await made.demote(first.ino)
-        made.ledger.records.drop_copy(made.at(b"small/a"), made.fast)
+        made.ledger.records.remove_copy(made.at(b"small/a"), made.fast)
         for number in range(MIB // COST - 1):
             inode = await made.make_file(in_ram(made, b"large/%d" % number), BYTES)
             await made.demote(inode.ino)
@@ -1188,16 +1188,16 @@ def test_spare_room_is_told_once(tmp_path: Path) -> None:
         made.dispatcher.admission.budget = 1
         for inode in inodes:
             await made.demote(inode.ino)
-        assert space.spare == dict.fromkeys((inode.ino for inode in inodes), COST)
+        assert space.refused == dict.fromkeys((inode.ino for inode in inodes), COST)
         made.check()
         made.dispatcher.write_back.start()
         await made.demote(inodes[0].ino)
-        assert list(space.spare) == [inodes[1].ino]
+        assert list(space.refused) == [inodes[1].ino]
         free = made.fast.free - made.room.headroom
         assert made.room.reclaimable == free + 2 * COST
         made.check()
         await made.read(inodes[1].ino)
-        assert not space.spare, "it is asked for"
+        assert not space.refused, "it is asked for"
         await made.check_at_rest()
 
     run(case, tmp_path)

@@ -59,7 +59,7 @@ async def demoted(made: World, name: bytes = b"a", content: bytes = KV) -> Inode
 async def packed(made: World, name: bytes = b"a", content: bytes = KV) -> Inode:
     """An object of which there is a packed copy only."""
     inode = await demoted(made, name, content)
-    made.ledger.records.drop_copy(inode, made.fast)
+    made.ledger.records.remove_copy(inode, made.fast)
     found = again(made, inode.ino)
     assert made.ledger.tiers.holders(found) == [made.nvme]
     assert found.packed is not None
@@ -114,7 +114,7 @@ def test_a_copy_on_nvme_is_smaller_and_is_read_through_ram(made: World) -> None:
             | ({"s3": 0} if made.bucket is not None else {})
             or space.held["nvme"] == made.disk.used
         )
-        made.ledger.records.drop_copy(inode, made.fast)
+        made.ledger.records.remove_copy(inode, made.fast)
         made.check()
         before = made.disk.hits
         held = await made.objects.open(inode.ino, writable=False)
@@ -144,7 +144,7 @@ def test_incompressible_copy_is_plain_and_opened_on_nvme(made: World) -> None:
         assert inode.packed is None
         assert made.disk.counters["not_compressed"] == 1
         assert made.disk.counters["compress_cpu_us"] > 0
-        made.ledger.records.drop_copy(inode, made.fast)
+        made.ledger.records.remove_copy(inode, made.fast)
         held = await made.objects.open(inode.ino, writable=False)
         assert held.tier is made.nvme
         assert made.content(held) == NOISE
@@ -206,7 +206,7 @@ def test_source_with_another_digest_is_not_packed(made: World) -> None:
     async def case() -> None:
         inode = await packed(made)
         await made.read(inode.ino)  # in RAM again, and the digest is known
-        made.ledger.records.drop_copy(again(made, inode.ino), made.disk)
+        made.ledger.records.remove_copy(again(made, inode.ino), made.disk)
         await made.dispatcher.trash.empty()
         replace(Path(made.fast.path(inode.ino, inode.version)), OTHER[: len(KV)])
         await made.demote(inode.ino)
@@ -745,7 +745,7 @@ class Life:
         inode = again(self.made, ino)
         holders = self.made.ledger.tiers.holders(inode)
         if len(holders) > 1 or (holders and inode.in_bucket):
-            self.made.ledger.records.drop_copy(inode, self.dice.choice(holders))
+            self.made.ledger.records.remove_copy(inode, self.dice.choice(holders))
             await self.made.dispatcher.trash.empty()
 
     async def append(self, name: bytes, ino: int) -> None:

@@ -179,14 +179,14 @@ def test_quota_given_later_counts_existing_objects(tmp_path: Path) -> None:
             await made.store(block(10 * number), b"x", made.disk if number % 2 else made.fast)
         limited(made, "lru")
         space = made.ledger.namespaces.default
-        before = space.whole_filled
+        before = space.quota_order_filled
         await made.quota.bring_within(space)
-        assert (before, space.whole_filled) == (False, True)
+        assert (before, space.quota_order_filled) == (False, True)
         assert space.objects == QUOTA
         assert listed(made) == {block(10 * n) for n in range(FILES - 2 * QUOTA + 2, FILES + 1, 2)}
         made.check()
         made.ledger.namespaces.default.change(Settings())
-        assert space.whole is None
+        assert space.quota_order is None
         await made.check_at_rest()
 
     with world(tmp_path) as made:

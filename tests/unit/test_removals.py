@@ -128,7 +128,7 @@ def test_creates_use_free_ram_before_the_census_ends(tmp_path: Path) -> None:
 def test_creates_use_free_nvme_before_the_census_ends(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         await fill(made, made.disk, 3)
-        made.ledger.accounts.note_used()  # goes along with the next change
+        made.ledger.accounts.leave_estimate()  # goes along with the next change
         await fill(made, made.fast, 1, b"y")
         made.restart()
         assert made.disk.uncounted == 3 * MIB

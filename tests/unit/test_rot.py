@@ -110,7 +110,7 @@ async def by_check(made: World, ino: int) -> None:
 async def by_scrub(made: World, ino: int) -> None:
     inode = made.ledger.table.inode(ino)
     assert inode is not None
-    made.dispatcher.transfers.rotten(inode, made.disk)
+    made.dispatcher.transfers.lose_rotten(inode, made.disk)
 
 
 FINDERS = [by_promotion, by_settlement, by_check, by_scrub]
@@ -210,7 +210,7 @@ def test_a_writer_about_to_begin_does_not_make_new_bytes_of_rotten_ones(
         def renamed(ino: int, version: int, new: int) -> None:
             rename(ino, version, new)
             if new > version:
-                made.dispatcher.transfers.rotten(inode, made.disk)
+                made.dispatcher.transfers.lose_rotten(inode, made.disk)
                 made.ledger.trash.files.pop().remove()  # looks for it in vain
 
         monkeypatch.setattr(made.disk, "rename", renamed)
@@ -236,7 +236,7 @@ def test_copy_in_ram_is_opened_after_the_rotten_one_is_closed(made: World) -> No
         await made.promote(inode.ino)
         assert made.ledger.tiers.holders(reader.inode) == made.tiers
         rot(made.disk, inode)
-        made.dispatcher.transfers.rotten(reader.inode, made.disk)
+        made.dispatcher.transfers.lose_rotten(reader.inode, made.disk)
         made.check_accounts()
         assert made.find(b"a").links, "its name stays"
         with pytest.raises(NotFoundError):
@@ -272,7 +272,7 @@ def test_object_is_hydrated_after_its_rotten_copy_is_closed(stored: World) -> No
         await stored.upload_all()
         reader = await stored.objects.open(inode.ino, writable=False)
         wrong = rot(stored.disk, inode)
-        stored.dispatcher.transfers.rotten(reader.inode, stored.disk)
+        stored.dispatcher.transfers.lose_rotten(reader.inode, stored.disk)
         with pytest.raises(NotFoundError):
             await stored.objects.open(inode.ino, writable=False)
         assert stored.dispatcher.transfers.still_current(inode.ino) is None, (
@@ -336,9 +336,9 @@ def test_a_packed_copy_that_rots_is_given_up_each_time_it_is_unpacked(made: Worl
         await made.demote(inode.ino)
         found = made.find(b"a", space.ino)
         assert found.packed is not None
-        made.ledger.records.drop_copy(found, made.fast)
+        made.ledger.records.remove_copy(found, made.fast)
         assert await made.read(inode.ino) == NUMBERS
-        made.ledger.records.drop_copy(made.find(b"a", space.ino), made.fast)
+        made.ledger.records.remove_copy(made.find(b"a", space.ino), made.fast)
         rot(made.disk, inode)
         with pytest.raises(GONE):
             await made.objects.open(inode.ino, writable=False)
@@ -361,7 +361,7 @@ def test_copy_reported_by_a_check_is_verified_by_the_next_open(
         made.ledger.verified.after = after
         inode, where = made.find(b"a"), made.fast if tier == "ram" else made.disk
         if tier == "nvme":
-            made.ledger.records.drop_copy(inode, made.fast)
+            made.ledger.records.remove_copy(inode, made.fast)
         reader = await made.objects.open(inode.ino, writable=False)
         rot(where, inode)
         found = []
@@ -468,7 +468,7 @@ def test_quarantine_is_logged_and_counted_after_the_move(
         await made.dispatcher.trash.empty()
         assert made.ledger.counters["quarantined"] == 1
         assert "is quarantined: its bytes do not match their digest" in caplog.text
-        made.dispatcher.transfers.rotten(inode, made.disk)
+        made.dispatcher.transfers.lose_rotten(inode, made.disk)
         await made.dispatcher.trash.empty()
         assert made.ledger.counters["quarantined"] == 1, "there is nothing more to give up"
 
@@ -481,7 +481,7 @@ def test_missing_file_is_not_counted_as_quarantined(
     async def case() -> None:
         inode = await on_nvme(made)
         os.unlink(made.disk.path(inode.ino, 1))
-        made.dispatcher.transfers.rotten(inode, made.disk)
+        made.dispatcher.transfers.lose_rotten(inode, made.disk)
         await made.dispatcher.trash.empty()
         assert made.ledger.counters["quarantined"] == 0
         assert "quarantined" not in caplog.text
@@ -497,7 +497,7 @@ def test_only_the_copy_that_is_meant_goes(made: World) -> None:
         await made.demote(inode.ino)
         found = made.find(b"a")
         for _ in range(2):
-            made.dispatcher.transfers.rotten(found.copy(), made.disk)
+            made.dispatcher.transfers.lose_rotten(found.copy(), made.disk)
         assert await made.read(inode.ino) == BYTES
         await made.check_at_rest()
 
@@ -513,7 +513,7 @@ async def _open_and_rotten(made: World, *, promoted: bool) -> Inode:
     if promoted:
         await made.promote(inode.ino)
     rot(made.disk, inode)
-    made.dispatcher.transfers.rotten(reader.inode, made.disk)
+    made.dispatcher.transfers.lose_rotten(reader.inode, made.disk)
     await made.dispatcher.trash.empty()
     os.close(reader.fd)
     made.ledger.table.open.clear()
@@ -663,7 +663,7 @@ def test_open_after_a_comparison_or_write_verifies_nothing(made: World, by: str)
             )
             await check(survey)
         if made.fast in made.ledger.tiers.holders(made.find(b"a")):
-            made.ledger.records.drop_copy(made.find(b"a"), made.fast)
+            made.ledger.records.remove_copy(made.find(b"a"), made.fast)
         assert await made.read(inode.ino) == BYTES
         assert made.ledger.counters["verified"] == 0
 
@@ -900,7 +900,9 @@ def test_open_of_a_rotten_copy_hydrates_the_object(stored: World) -> None:
         await stored.census()
         rot(stored.disk, inode)
         assert await stored.read(inode.ino) == BYTES
-        assert stored.ledger.records.uncached == {inode.ino}, "the kernel may have read wrong bytes"
+        assert stored.ledger.records.stale_in_kernel == {inode.ino}, (
+            "the kernel may have read wrong bytes"
+        )
         await stored.dispatcher.trash.empty()
         assert kept(stored.disk) == [f"{inode.ino:x}.1"]
         await stored.check_at_rest()
@@ -944,7 +946,7 @@ def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy
         assert made.ledger.tiers.holders(found) == [made.fast]
         assert await made.read(inode.ino) == BYTES[::-1]
         await made.demote(inode.ino)
-        made.ledger.records.drop_copy(made.find(b"a"), made.fast)
+        made.ledger.records.remove_copy(made.find(b"a"), made.fast)
         await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == BYTES[::-1]
         await made.check_at_rest()

@@ -198,7 +198,7 @@ def test_a_clock_that_was_set_back_delays_no_pass_by_more_than_a_period(tmp_path
 
 
 def packed_only(made: World, inode: Inode) -> Inode:
-    made.ledger.records.drop_copy(inode, made.fast)
+    made.ledger.records.remove_copy(inode, made.fast)
     found = made.catalog.inode(inode.ino)
     assert found is not None
     assert found.packed is not None
@@ -294,7 +294,7 @@ async def be_written(made: World, name: bytes) -> None:
 
 
 async def be_evicted(made: World, name: bytes) -> None:
-    made.ledger.records.drop_copy(made.find(name), made.disk)
+    made.ledger.records.remove_copy(made.find(name), made.disk)
 
 
 @pytest.mark.parametrize("change", [unlink, write_again, be_written, be_evicted])

@@ -146,14 +146,14 @@ def test_free_room_is_neither_used_nor_reserved(nvme: NvmeTier) -> None:
 
 
 def test_the_directory_belongs_to_one(nvme: NvmeTier) -> None:
-    nvme.say_who("process 7, mounted on /mnt/kv")
+    nvme.write_holder("process 7, mounted on /mnt/kv")
     with pytest.raises(ConfigError) as refused:
         NvmeTier(nvme.root, MIB)
     assert str(refused.value) == (
         f"nvme={nvme.root} is in use by another kvfs (process 7, mounted on /mnt/kv): "
         "unmount that one, or give this mount a directory of its own"
     )
-    nvme.say_who("me")
+    nvme.write_holder("me")
     with pytest.raises(ConfigError, match=r"\(me\)"):
         NvmeTier(nvme.root, MIB)
 

@@ -905,7 +905,7 @@ def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> 
         assert made.bucket is not None
         assert made.dispatcher.uploader is not None
         made.bucket.wait = 0.05
-        made.bucket.most = 1 << 40 if full == "tiers" else 1
+        made.bucket.max_dirty_bytes = 1 << 40 if full == "tiers" else 1
         made.namespace("n", media="ram+s3")
         top = made.at(b"n").ino
 
@@ -1081,7 +1081,7 @@ def test_the_oldest_is_known_without_looking_at_all(
                 if chance.random() < 0.5:
                     dirty.unmark(inode.ino, batch)
                 else:
-                    dirty.lacking(inode, batch, chance.randrange(1, 1000))
+                    dirty.mark(inode, batch, chance.randrange(1, 1000))
             least = min((entry.sealed_ns for entry in dirty._entries.values()), default=0)
             assert dirty.oldest_ns == least
             assert len(dirty._ages) <= 8 + 2 * (len(dirty) + 1)

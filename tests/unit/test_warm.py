@@ -71,7 +71,7 @@ def test_object_compressed_on_nvme_is_warmed_to_ram(made: World) -> None:
         content = b"1" * transfers.PACKED_LEAST
         inode = await made.store(b"a", content, made.ram)
         await made.demote(inode.ino)
-        made.ledger.records.drop_copy(again(made, inode.ino), made.fast)
+        made.ledger.records.remove_copy(again(made, inode.ino), made.fast)
         assert again(made, inode.ino).packed is not None
         found = await warmed(made, inode.ino)
         assert found["done"] == 1

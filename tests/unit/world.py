@@ -550,20 +550,20 @@ class World:
             for tier in holders:
                 found[tier].add(inode.ino)
                 assert inode.ino in set(space.order(inode, tier, holders))
-            if space.whole is not None and space.whole_filled and not inode.unevictable:
-                assert inode.ino in set(space.whole)
+            if space.quota_order is not None and space.quota_order_filled and not inode.unevictable:
+                assert inode.ino in set(space.quota_order)
         for tier in self.tiers:
             has, wanted = (tier.used, tier.objects), (used[tier.name], objects[tier.name])
             assert has == wanted, f"{tier.name}: {has}, should be {wanted}"
         for space, counted in spaces.items():
             assert [space.bytes, space.objects] == counted, f"namespace {space.ino}"
             copies = sum(count for name, count in space.held_objects.items() if name != "s3")
-            assert copies == space.objects + space.clean_objects, f"namespace {space.ino}"
-            assert set(space.spare) == set(space.ram_spare), f"namespace {space.ino}"
+            assert copies == space.objects + space.doubled_objects, f"namespace {space.ino}"
+            assert set(space.refused) == set(space.ram_spare), f"namespace {space.ino}"
         for space, known in blocks.items():
             assert space.blocks is not None
             assert space.blocks._of == known._of, f"namespace {space.ino}"
-        assert (ledger.accounts.clean_bytes, ledger.accounts.clean_objects) == (
+        assert (ledger.accounts.doubled_bytes, ledger.accounts.doubled_objects) == (
             clean,
             clean_objects,
         )

@@ -37,7 +37,7 @@ def _is_dirty(ledger: Ledger, inode: Inode) -> str:
     dirty = ledger.dirty
     if inode.ino in dirty:
         return "1"
-    if inode.in_bucket or not dirty.meant(inode):
+    if inode.in_bucket or not dirty.wanted_ignoring_holes(inode):
         return "0"
     return "conflict" if inode.ino in dirty.contested else "1"
 

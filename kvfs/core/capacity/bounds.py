@@ -1,25 +1,28 @@
-"""Bounds of open writers: kvfs measures their files, makes room, and cuts off the excess.
+"""Bounds of open writers: kvfs measures their files, makes room, and cuts off files without room.
 
 Contract: `watch` runs as long as the mount lives. The kernel writes backing files without asking
-the daemon, so each look finds the bytes that came since the look before. One call for all files of
-a tier (`Tier.grown`) tells that none has grown. Reservations follow the growth, `Room` makes room
-for it, and `Quota` keeps hard quotas. A writer that can have no more bytes is *cut off*. Its object
-loses its name, and cannot be opened from then on. Its bytes go, and so do the bytes that its writer
-adds, at each look. Its flush fails with the reason. Where the daemon serves the bytes, `admitted`
-tells before each write whether there is room. There no limit is exceeded.
+the daemon, so each look at a file finds the bytes that came since the last look. One call for all
+files of a tier (`Tier.exact_taken`) can tell that no file has grown. Reservations follow the
+growth, `Room` makes room for it, and `Quota` keeps hard quotas.
 
-Elsewhere a limit can be exceeded by the bytes that come between two looks, or in one write(2) of
-each writer if that is more. A truncation waits for the write(2) that is in the file, and Linux
-takes at most 2 GiB in a call. The tmpfs of RAM has a limit of its own besides.
+If kvfs can give a writer no more bytes, it *cuts off* the file. The object loses its name, and no
+program can open it from then on. Each look removes the file's bytes, also those that the writer
+still adds. The writer's flush fails with the reason.
 
-Stronger means were left out:
-- project quotas: users cannot be asked for them, and tmpfs may have none;
+If the daemon serves the bytes, `room_for_write` makes room before each write, and no file exceeds a
+limit. Otherwise files can exceed a limit by the bytes that come between two looks. One write(2) of
+each writer can bring more than that: a truncation waits for the write(2) that is in the file, and
+Linux takes at most 2 GiB in a call. The tmpfs of RAM also has a size limit in the kernel.
+
+kvfs does not use these stronger means:
+- project quotas: not all users can set them up, and tmpfs may have none;
 - the immutable flag, which stops open writers on ext4 only;
-- a tmpfs for each namespace, from which no sealed object could be moved;
+- a tmpfs for each namespace: no sealed object could be renamed to another namespace;
 - a daemon that serves all files, at a tenth of the speed.
 
-Invariants: a file that is `just_closed` is not cut off. A cut off file has no `staged` bytes; the
-bytes that it still has are `leaving`. After its last writer it is empty, even if it has readers.
+Invariants: kvfs does not cut off a file that is `just_closed`. A cut off file has no `staged`
+bytes; the bytes that it still has are `leaving`. When its last writer closes it, the file is empty,
+even if it has readers.
 Not for choosing victims (`Room`, `Victims`), nor for handles (`Objects`).
 """
 
@@ -44,9 +47,11 @@ from kvfs.tiers import Tier
 log = logging.getLogger(__name__)
 
 PERIOD = 0.002  # s between two looks at files that are being written
-LOOKS = 2  # at files of a file system without growth: a page counts there first, then in its file
-RESTING = 0.25  # s between two looks while their file system has not grown
-HUGE = 2 << 20  # bytes of a page of memory: a lent file may take the whole of its last page
+# Looks at the files of a tier after its file system stopped growing. One is not enough: the file
+# system counts a new page before its file does.
+LOOKS = 2
+RESTING = 0.25  # s between two looks while the file system has not grown
+HUGE = 2 << 20  # bytes of a huge page: a lent file may take all of its last page
 
 
 class Bounds:
@@ -66,9 +71,9 @@ class Bounds:
         self._emptying: set[OpenObject] = set()
         self._failing = False
         self._files: dict[Tier, list[OpenObject]] = {}  # the files with writers
-        self._listed_at = -1  # `OpenTable.changes` when they were listed
-        # Of a tier's file system: its last measure, the looks in a row that found the same, and
-        # when the next look is due in any case, in monotonic s.
+        self._listed_at = -1  # the value of `OpenTable.changes` at the listing of `_files`
+        # For each tier: `Tier.exact_taken` at the last look, the number of looks in a row that
+        # found the same value, and the time when a look is due anyway, in monotonic s.
         self._states: dict[Tier, tuple[int | None, int, float]] = {}
 
     async def watch(self) -> None:
@@ -91,16 +96,16 @@ class Bounds:
                 for held in files:
                     if held.leaving and held not in self._emptying:
                         self._emptying.add(held)
-                        nursery.start_soon(self.empty, held, os.dup(held.fd))
+                        nursery.start_soon(self.empty_file, held, os.dup(held.fd))
                 if not ledger.table.staging:
                     ledger.table.writing = trio.Event()
                 else:
                     await trio.sleep(PERIOD)
 
     def may_have_grown(self) -> list[OpenObject]:
-        """Files with writers, without those in a tier that has not grown at two looks.
+        """Files with writers, without the files of tiers that did not grow at the last looks.
 
-        Limits may change as well, so all files get a look now and then.
+        Limits may change without growth, so each file also gets a look every `RESTING` seconds.
         """
         table, now = self.ledger.table, time.monotonic()
         if table.changes != self._listed_at:
@@ -110,7 +115,7 @@ class Bounds:
                 self._files.setdefault(held.tier, []).append(held)
         found: list[OpenObject] = []
         for tier, files in self._files.items():
-            taken = tier.grown()
+            taken = tier.exact_taken()
             before, looks, rest_until = self._states.get(tier, (None, 0, 0.0))
             looks = looks + 1 if taken is not None and taken == before else 0
             if looks < LOOKS or now > rest_until:
@@ -120,41 +125,41 @@ class Bounds:
         return found
 
     def look(self, files: list[OpenObject] | None = None) -> None:
-        """Measure files, make room for them, and cut off those without room. Raises CatalogError.
+        """Measure files, make room for them, and cut off files without room. Raises CatalogError.
 
         files: the files to look at; None: all files with writers.
         """
         staging = list(self.ledger.table.staging.values()) if files is None else files
         for held in staging:
-            self._see(held)
+            self._measure_file(held)
         for space in {held.space for held in staging if held.space is not None}:
             self._keep_quota(space, [held for held in staging if held.space is space])
         for tier in {held.tier for held in staging}:
             while (found := self.room.make_room(tier)) is not None:
-                self._end(found, _no_room(tier, found.staged))
+                self._cut_off_file(found, _no_room(tier, found.staged))
 
     def look_at_end(self, held: OpenObject) -> None:
         """Look for the last time at a file whose writer closes it.
 
-        No look has seen the bytes of the last `PERIOD`, and they may not go once the close is
-        answered. Without this look the file could stay beyond a limit. Raises CatalogError, or the
-        file's `doom` if it is cut off.
+        The file may have grown since the last look. After the answer to the close, kvfs may not
+        cut off the file, so it could stay beyond a limit. Raises CatalogError, or the file's `doom`
+        if the file is cut off.
         """
-        self._see(held, ends=True)
+        self._measure_file(held, ends=True)
         if held.doom is None and held.space is not None:
             self._keep_quota(held.space, [held])
         while held.doom is None and self._is_short(held.tier):
             if (found := self.room.make_room(held.tier)) is None:
                 break
-            self._end(found, _no_room(found.tier, found.staged))
+            self._cut_off_file(found, _no_room(found.tier, found.staged))
         if held.doom is not None:
             raise held.doom
 
     def _is_short(self, tier: Tier) -> bool:
-        """Whether `Room.make_room` may have work. The call costs a tenth of a create."""
+        """Whether to call `Room.make_room`. An unneeded call would cost a tenth of a create."""
         return tier.free < (self.room.headroom if tier is self.room.ram else 0)
 
-    def _see(self, held: OpenObject, *, ends: bool = False) -> None:
+    def _measure_file(self, held: OpenObject, *, ends: bool = False) -> None:
         if held.fd < 0:  # its file could not be opened again
             return
         taken = held.taken
@@ -165,54 +170,57 @@ class Bounds:
         self.ledger.table.weigh(held, taken)
         if taken > held.reserved:
             held.reserve(taken if ends else taken + held.ahead)
-        why = _too_much(held, taken)  # also where its quota became less
+        why = _too_much(held, taken)  # its quota may have become smaller
         if why is not None and not held.just_closed:
-            self._end(held, why)
+            self._cut_off_file(held, why)
 
     def _keep_quota(self, space: Namespace, written: list[OpenObject]) -> None:
-        """Keep a hard quota. Cut off growing files, the largest first, if no victim is left."""
+        """Keep a hard quota. If no victim is left, cut off growing files, the largest first."""
         while not self.quota.follow(space):
             growing = [held for held in written if held.grows and not held.just_closed]
             if not growing:
                 break
-            self._end(max(growing, key=attrgetter("staged")), self.quota.exceeded(space))
+            self._cut_off_file(max(growing, key=attrgetter("staged")), self.quota.exceeded(space))
 
-    def _end(self, held: OpenObject, why: KvfsError) -> None:
+    def _cut_off_file(self, held: OpenObject, why: KvfsError) -> None:
         held.grows = False
         self._states.clear()  # the next look finds the bytes that it still has
         self._cut_off(held, why)
 
-    async def empty(self, held: OpenObject, fd: int) -> None:
-        """Empty a file in a thread: a truncation waits for a write(2) that is in the file."""
+    async def empty_file(self, held: OpenObject, fd: int) -> None:
+        """Empty a cut off file, in a thread: the truncation waits for a running write(2).
+
+        fd: a descriptor that `empty_file` closes.
+        """
         try:
-            await held.tier.calls.wait(partial(_cut, fd))
+            await held.tier.calls.run_unlimited(partial(_truncate_and_close, fd))
         except OSError as error:
             held.tier.failed("truncate", held.path, error)
         finally:
             self._emptying.discard(held)
 
     @contextmanager
-    def admitted(self, held: OpenObject, offset: int, length: int) -> Iterator[None]:
-        """Make room for a write that the daemon carries out, as long as the write lasts.
+    def room_for_write(self, held: OpenObject, offset: int, length: int) -> Iterator[None]:
+        """Make room for a write that the daemon carries out. The block performs the write.
 
-        Raises QuotaError, NoSpaceError.
+        offset, length: of the write, in bytes. Raises QuotaError, NoSpaceError.
         """
-        self._admit(held, offset, length)
+        self._take_room(held, offset, length)
         held.in_flight += 1
         try:
             yield
         finally:
             held.in_flight -= 1
             if not held.in_flight:
-                held.promised = 0  # it counts as `staged` until the next look
+                held.promised = 0  # its bytes count as `staged` until the next look
                 self._states.clear()
 
-    def _admit(self, held: OpenObject, offset: int, length: int) -> None:
+    def _take_room(self, held: OpenObject, offset: int, length: int) -> None:
         if held.doom is not None:
             raise held.doom
         found = os.fstat(held.fd)
         taken, end = held.taken, found.st_size
-        if found.st_blocks * 512 >= end:  # it has no gaps that are filled
+        if found.st_blocks * 512 >= end:  # the file has no holes that the write could fill
             length = min(length, max(0, offset + length - end))
         if not length:
             return
@@ -237,17 +245,17 @@ class Bounds:
         while (found := self.room.make_room(held.tier)) is not None:
             if found is held:
                 raise _no_room(held.tier, wanted)
-            self._end(found, _no_room(held.tier, found.staged))
+            self._cut_off_file(found, _no_room(held.tier, found.staged))
 
 
 def _too_much(held: OpenObject, taken: int) -> KvfsError | None:
-    """Why a file cannot stay with so many bytes, even if all else goes; None if it can."""
+    """Why a file of so many bytes cannot stay even in an empty tier; None if it can."""
     if held.most and (taken > -(-held.most // HUGE) * HUGE or _size(held) > held.most):
         return NoSpaceError(f"it was lent to be {held.most} bytes, and is {_size(held)} in {taken}")
-    if taken > held.tier.configured:
+    if taken > held.tier.configured_capacity:
         return NoSpaceError(
-            f"it takes {taken} bytes, {held.tier.name} has {held.tier.configured}: it needs a "
-            "larger tier"
+            f"it takes {taken} bytes, {held.tier.name} has {held.tier.configured_capacity}: it "
+            "needs a larger tier"
         )
     quota = 0 if held.space is None else held.space.settings.quota_hard
     if 0 < quota < taken:
@@ -268,7 +276,7 @@ def _no_room(tier: Tier, taken: int) -> NoSpaceError:
     )
 
 
-def _cut(fd: int) -> None:
+def _truncate_and_close(fd: int) -> None:
     """Truncate a file and close its descriptor. Raises OSError."""
     try:
         os.ftruncate(fd, 0)

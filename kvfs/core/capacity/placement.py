@@ -1,9 +1,9 @@
 """Placement: the tier where a new file begins, and whether a written file can stay.
 
-Contract: `choose` returns a `Reservation`, which the caller owns, or raises. Between its last look
-at the accounts and the reservation no other task runs. Before that it keeps the namespace's quotas.
-If only uploads would help it waits for them, up to its deadline.
-After each such await it begins its search again. A tier that is down takes no new file.
+Contract: `choose` returns a `Reservation`, which the caller owns, or raises. Between the last look
+at the accounts and the reservation no other task runs. `choose` first makes room in the namespace's
+quotas. If only uploads would make room, `choose` waits for them, up to a deadline, and then begins
+its search again. A tier that is down takes no new file.
 Not for making room in a tier: `Room`.
 """
 
@@ -22,11 +22,11 @@ from kvfs.tiers import Reservation, Tier
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_SIZE = 64 << 20  # reserved for a file of unknown size; no measurement behind it
+UNKNOWN_SIZE = 64 << 20  # bytes reserved for a file of unknown size; a guess, not measured
 
 
 class Placement:
-    """Chooses the tiers of new files. Its callers report the sizes of written files (`learn`)."""
+    """The choice of tiers for new files. Callers report the sizes of written files (`learn`)."""
 
     def __init__(self, room: Room, quota: Quota) -> None:
         self.ledger = room.ledger
@@ -38,23 +38,23 @@ class Placement:
         self._logged: set[str] = set()
 
     def expect(self, parent: int, name: bytes, space: Namespace) -> int | None:
-        """Bytes that a file of this name will take; None if no such file is known."""
-        return self.sizes.expect(*_kind(parent, name, space))
+        """Bytes that a file of this name is expected to take; None if no such file is known."""
+        return self.sizes.expect(*_size_key(parent, name, space))
 
     def learn(self, parent: int, name: bytes, space: Namespace, size: int) -> None:
-        """Note that a file of this name takes so many bytes."""
-        self.sizes.learn(*_kind(parent, name, space), size)
+        """Learn that a file of this name takes `size` bytes."""
+        self.sizes.learn(*_size_key(parent, name, space), size)
 
     async def choose(
         self, namespace: Namespace, expected: int | None, *, replaces: int = 0
     ) -> Reservation:
         """Reserve room for a new file in the tier where it begins.
 
-        A file of unknown size begins on NVMe. In the RAM tier it could outgrow the tier and get
-        ENOSPC from the kernel, where kvfs cannot help it any more.
+        A file of unknown size begins on NVMe. In RAM it could outgrow the tier. Then the kernel
+        would answer its writer with ENOSPC before kvfs could make room.
 
-        expected: bytes that the file will take, from `expect`.
-        replaces: bytes of the object that the file is a new version of; 0: it is a new object.
+        expected: bytes that the file will take, from `expect`; None: unknown.
+        replaces: bytes of the present version, if the file is a new version of an object; else 0.
         Raises QuotaError, NoSpaceError, TierError.
         """
         try:
@@ -69,7 +69,7 @@ class Placement:
     ) -> Reservation:
         ledger = self.ledger
         more = max(0, (expected or 0) - replaces)
-        if more > namespace.settings.quota_hard:  # the expectation is wrong, or of no use
+        if more > namespace.settings.quota_hard:  # the expectation is wrong, or the file cannot fit
             more = 0
         deadline = trio.current_time() + ledger.tiers.bucket.wait
         await self._make_quota(namespace, more, 0 if replaces else 1, deadline)
@@ -94,10 +94,10 @@ class Placement:
         )
 
     def choose_at_once(self, namespace: Namespace, size: int) -> Reservation | None:
-        """Reserve room in RAM for a file of so many bytes; None if there is none now.
+        """Reserve room in RAM for a file of `size` bytes; None if there is none now.
 
-        At most half of RAM is set aside afterwards: such files are made before they are needed, and
-        present writers lack the room that is set aside for them.
+        At most half of RAM is set aside after that. Callers make such files ahead of their use, and
+        the bytes that are set aside for them are missing to present writers.
         """
         ram = self.ram
         if ram.health.down or not namespace.takes(ram):
@@ -113,12 +113,15 @@ class Placement:
         aside = max(ram.reserved, sum(held.expected for held in self.ledger.table.staging.values()))
         if aside + wanted > ram.capacity // 2:
             return None
-        return self.room.begin(ram, wanted, namespace)
+        return self.room.reserve_for_file(ram, wanted, namespace)
 
     async def _make_quota(
         self, namespace: Namespace, more: int, objects: int, deadline: float
     ) -> None:
-        """Make room for so much more in a namespace's quotas; waits for uploads. QuotaError."""
+        """Make room in a namespace's quotas for `more` bytes and `objects` objects.
+
+        Waits for uploads until `deadline`, in trio's seconds. Raises QuotaError.
+        """
         while True:
             try:
                 while not self.quota.keep(
@@ -137,7 +140,8 @@ class Placement:
     ) -> Reservation | None:
         """Reserve room in one of these tiers; None if no object may go for it.
 
-        last: waiting will not help, so less than wanted has to do.
+        known: the file's size is known. last: waiting would not help, so a reservation of fewer
+        bytes than `wanted` suffices. Raises TierError if each tier is down.
         """
         ledger = self.ledger
         ram = self.ram if self.ram in tiers else None
@@ -150,43 +154,47 @@ class Placement:
                 )
             for tier in order:
                 least = wanted if known else min(wanted, tier.capacity // 4)
-                if (found := self.room.begin(tier, least, space)) is not None:
+                if (found := self.room.reserve_for_file(tier, least, space)) is not None:
                     return found
             if ledger.accounts.census_done.is_set():
                 break
-            await (
-                ledger.accounts.census_step.wait()
-            )  # by the estimate there is no room; the counted objects may leave some
-        if ram is not None and (found := self.room.begin(ram, wanted, space, lose=True)):
+            # The estimate leaves no room. The counted objects may leave some.
+            await ledger.accounts.census_step.wait()
+        if ram is not None and (found := self.room.reserve_for_file(ram, wanted, space, lose=True)):
             return found
         if not last:
             return None
-        for tier in order:  # other files may expect too much as well: begin, and look at the growth
-            if (found := self.room.begin(tier, Tier.cost(0), space)) is not None:
+        for tier in order:  # the expected sizes of other files may be too large: begin anyway
+            if (found := self.room.reserve_for_file(tier, Tier.cost(0), space)) is not None:
                 return found
-        if ram is not None and (found := self.room.begin(ram, Tier.cost(0), space, lose=True)):
+        if ram is not None and (
+            found := self.room.reserve_for_file(ram, Tier.cost(0), space, lose=True)
+        ):
             return found
         if not ledger.tiers.bucket.health.down:
             return None
         with self.room.victims.losing_dirty():
             for tier in order:
-                if (found := self.room.begin(tier, wanted, space)) is not None:
+                if (found := self.room.reserve_for_file(tier, wanted, space)) is not None:
                     return found
         return None
 
     def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
-        """Why a written object cannot stay, even if all else goes; None if it can."""
+        """Why an object cannot stay even in an empty tier or namespace; None if it can."""
         cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
         tiers = [tier for tier in self.ledger.tiers.local if namespace.takes(tier)]
-        if tiers and all(cost > tier.configured for tier in tiers):
-            sizes = " and ".join(f"{tier.name} {tier.configured}" for tier in tiers)
+        if tiers and all(cost > tier.configured_capacity for tier in tiers):
+            sizes = " and ".join(f"{tier.name} {tier.configured_capacity}" for tier in tiers)
             return NoSpaceError(f"it takes {cost} bytes, its tiers have {sizes}")
         if 0 < quota < cost:
             return QuotaError(f"it takes {cost} bytes, its namespace may have {quota}")
         return None
 
     def _homeless(self, namespace: Namespace) -> NoSpaceError:
-        """The error for a namespace without a tier. Logs each reason once: callers see ENOSPC."""
+        """The error for a namespace that no mounted tier takes. Logs each reason once.
+
+        Programs see only ENOSPC.
+        """
         why = namespace.homeless(self.ledger.tiers.local)
         name = self.ledger.namespaces.name(namespace.ino)
         what = f"namespace {name} takes no new file: {why}"
@@ -196,10 +204,11 @@ class Placement:
         return NoSpaceError(what)
 
 
-def _kind(parent: int, name: bytes, space: Namespace) -> tuple[int, bytes]:
-    """The directory and name that sizes are learned for.
+def _size_key(parent: int, name: bytes, space: Namespace) -> tuple[int, bytes]:
+    """The directory and name under which sizes are learned.
 
-    For a prefix namespace that is the whole namespace: each of its blocks has its own directory.
+    In a prefix namespace each block has a directory of its own. So all its directories count as
+    one: the namespace's.
     """
     if not space.settings.prefix:
         return parent, name

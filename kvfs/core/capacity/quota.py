@@ -16,7 +16,7 @@ from itertools import chain
 
 import trio
 
-from kvfs.core.capacity.victims import Victims, on_nvme, ram_only, ram_spare, whole
+from kvfs.core.capacity.victims import Victims, on_nvme, quota_order, ram_only, ram_spare
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.errors import CatalogError, QuotaError
@@ -134,14 +134,14 @@ class Quota:
         for at, ino in enumerate(list(chain.from_iterable(orders))):
             inode = ledger.table.inode(ino)
             if inode is not None and ledger.accounts.accounted(inode):
-                ledger.accounts.enter_whole(inode)
+                ledger.accounts.enter_quota_order(inode)
             if not at % FILLED_AT_ONCE:
                 await trio.lowlevel.checkpoint()
-        namespace.whole_filled = True
+        namespace.quota_order_filled = True
 
     async def bring_within(self, namespace: Namespace) -> None:
         """Drop objects of a namespace beyond its hard quotas, as far as they may go."""
-        if not namespace.whole_filled:
+        if not namespace.quota_order_filled:
             await self._fill_whole(namespace)
         with suppress(QuotaError):  # the next create says so
             while not self.keep(namespace, 0):
@@ -161,11 +161,11 @@ class Quota:
     def _may_give(self, namespace: Namespace) -> bool:
         """Whether `_give_one` would drop an object."""
         nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
-        may = self.victims.may_go
+        may = self.victims.has_victim
         if self.ledger.orphans.any_of(namespace) is not None:
             return True
-        if namespace.whole is not None and namespace.whole_filled:
-            return may(namespace.whole, None, "lose")
+        if namespace.quota_order is not None and namespace.quota_order_filled:
+            return may(namespace.quota_order, None, "lose")
         return (
             may(namespace.on_nvme, nvme, "lose")
             or may(namespace.ram_spare, ram, "lose")
@@ -178,8 +178,8 @@ class Quota:
         orphan = self.ledger.orphans.any_of(namespace)
         if orphan is not None and self.ledger.removals.purge(orphan):
             return True
-        if namespace.whole is not None and namespace.whole_filled:
-            return self.victims.evict_of(namespace, whole, None, "lose")
+        if namespace.quota_order is not None and namespace.quota_order_filled:
+            return self.victims.evict_of(namespace, quota_order, None, "lose")
         return (
             self.victims.evict_of(namespace, on_nvme, nvme, "lose")
             or self.victims.evict_of(namespace, ram_spare, ram, "lose")

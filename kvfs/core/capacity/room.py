@@ -1,14 +1,14 @@
-"""Room in the tiers: kvfs reserves it, and evicts objects where it is needed.
+"""Room in the local tiers: kvfs reserves bytes there, and evicts objects if too few are free.
 
-Contract: `reserve` and `begin` return a `Reservation`, which the caller owns. All methods are
-synchronous: between the look at the accounts and the reservation no other task runs.
+Contract: `reserve` and `reserve_for_file` return a `Reservation`, which the caller owns. Methods
+are synchronous: between the look at the accounts and the reservation no other task runs.
 
 Invariants:
-- An object that RAM alone holds is lost only if no tier below takes it, or if memory runs out.
-- While NVMe is down, a copy on NVMe is no reason to evict the copy in RAM.
-- An orphan that only the kernel knows goes before any object with a name.
-Not for the order of victims (`Victims`), the tier of a new file (`Placement`), the bytes that a
-namespace may have (`Quota`), or the accounts. Not for copies that make room later (`Dispatcher`).
+- An object that only RAM holds is lost only if no tier below takes it, or if memory runs out.
+- While NVMe is down, kvfs does not evict a copy in RAM because NVMe has a copy, too.
+- kvfs removes an orphan that only the kernel has open before any object with a name.
+Not for the order of victims (`Victims`), the tier of a new file (`Placement`), the quotas of a
+namespace (`Quota`), or the accounts. Not for copies that make room later (`Dispatcher`).
 """
 
 import time
@@ -29,7 +29,7 @@ from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import NvmeTier, RamTier, Reservation, Tier
 
-MEASURED_FOR = 0.1  # s for which a measure of the NVMe device's free bytes is good
+MEASURED_FOR = 0.1  # s for which a measured number of free bytes on the NVMe device is valid
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -41,21 +41,23 @@ class Room:
         self.ram = ledger.tiers.ram
         self.nvme = ledger.tiers.nvme
         self.victims = Victims(ledger)
-        self._nvme_is_full = False  # a file had to begin in RAM, at the cost of objects there
+        # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
+        self._nvme_is_full = False
 
-    def reserve(self, tier: Tier, wanted: int, twins: Twins = "uncopy") -> Reservation | None:
+    def reserve(self, tier: Tier, wanted: int, twins: Twins = "evict_copy") -> Reservation | None:
         """Set room aside and evict the victims for it. No object that RAM alone holds is lost.
 
         Returns None if there is no room; kvfs may have evicted objects before it returns None.
-        `twins` tells how to treat objects on NVMe that RAM holds as well. A create removes their
-        copy on NVMe ("uncopy"). A demotion spares them ("spare"), or it would have to make that
-        copy again for ever. A demotion that empties RAM loses them ("lose"), since its own objects
-        are younger.
+        A twin is an object that has a copy in RAM and a copy on NVMe. `twins` says what to do with
+        a twin that is a victim:
+        - "evict_copy": evict only its copy in `tier`. A create does this.
+        - "spare": evict nothing of it. A demotion does this, or it would make that copy again.
+        - "lose": drop the object. A demotion that empties RAM does this: its objects are younger.
         """
         spare = self.headroom if tier is self.ram else 0
-        self._look_at(tier)
+        self._measure_if_stale(tier)
         while wanted + spare > tier.capacity - tier.reserved:
-            if not self._purge_one(tier):
+            if not self._purge_orphan(tier):
                 return None
         while tier.free - spare < wanted:
             if not self._reclaim(tier, twins):
@@ -64,62 +66,65 @@ class Room:
             self._nvme_is_full = False
         return Reservation(tier, wanted)
 
-    def begin(
+    def reserve_for_file(
         self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
     ) -> Reservation | None:
-        """Reserve the free part of the room for a namespace's new file; None: not in this tier.
+        """Reserve up to `wanted` bytes for a namespace's new file; None: not in this tier.
 
-        No object is lost before the file's bytes come. It is enough that some object may go then
-        (`make_room`). At once, kvfs frees only the room of an empty file. It also evicts copies
-        whose objects keep their names: copies in RAM of objects on NVMe, and objects in a bucket.
+        The reservation has the bytes that are free now. kvfs loses no object before the file's
+        bytes come: it suffices that some object may go at that time (`make_room`). At once, kvfs
+        frees only the room of an empty file. It also evicts copies whose objects keep their names:
+        copies in RAM of objects on NVMe, and objects in a bucket.
 
-        With `lose` no tier below takes the objects of RAM, so they may be lost for the file.
+        lose: no tier below takes the objects of RAM, so kvfs may lose them for the file.
         """
         spare = self.headroom if tier is self.ram else 0
-        self._look_at(tier)
+        self._measure_if_stale(tier)
         if tier.free - spare < wanted:
             with self.victims.on_behalf(space):
-                if not self._may_begin(tier, wanted, spare, lose=lose):
+                if not self._will_have_room(tier, wanted, spare, lose=lose):
                     return None
         found = max(Tier.cost(0), min(wanted, tier.free - spare))
         if tier is not self.ram or lose:
             self._nvme_is_full = lose
         return Reservation(tier, found)
 
-    def _may_begin(self, tier: Tier, wanted: int, spare: int, *, lose: bool) -> bool:
-        """Whether the room that a new file lacks will be there when the file needs it.
+    def _will_have_room(self, tier: Tier, wanted: int, spare: int, *, lose: bool) -> bool:
+        """Whether the tier will have the missing room when a new file needs it.
 
-        The room of an empty file is there as long as no other file has bytes in its place. Room
-        that is only set aside for other files does not count.
+        An empty file always finds room, unless other files have really filled the tier. Bytes that
+        are only set aside for other files do not count here.
         """
-        crowded, least = self._is_crowded(tier), wanted == Tier.cost(0)
+        crowded, least = self._will_cut_off(tier), wanted == Tier.cost(0)
 
         def unused() -> int:
-            return self._idle(tier) if least else 0
+            return self._unused(tier) if least else 0
 
-        while wanted + spare > tier.capacity - tier.reserved - self._awaited(tier) + unused():
-            if not self._purge_one(tier):
+        while (
+            wanted + spare > tier.capacity - tier.reserved - self._expected_growth(tier) + unused()
+        ):
+            if not self._purge_orphan(tier):
                 return crowded and least
         while tier.free + unused() - spare < wanted:
-            if not self._purge_one(tier) and not self._spill_one(tier):
+            if not self._purge_orphan(tier) and not self._evict_keeping_names(tier):
                 break
         else:
             return True
         if not any(
-            self.victims.any_of(which, tier, twins, among)
-            for which, twins, among in self._what_gives(tier, lose=lose)
+            self.victims.any_has_victim(which, tier, twins, among)
+            for which, twins, among in self._orders_that_give(tier, lose=lose)
         ):
             return crowded
-        idle = self._idle(tier)
+        idle = self._unused(tier)
         while tier.free + idle - spare < Tier.cost(0) and not crowded:
             if not self._reclaim(tier) and not (lose and self._drop_from_ram()):
                 return False
         return True
 
-    def _spill_one(self, tier: Tier) -> bool:
-        """Evict copies of one group whose objects keep their names; return whether any went."""
+    def _evict_keeping_names(self, tier: Tier) -> bool:
+        """Evict copies of one group whose objects keep their names; False if there is none."""
         copies = self.nvme.works
-        if tier is self.ram and copies and self.victims.evict(ram_clean, tier, "uncopy"):
+        if tier is self.ram and copies and self.victims.evict(ram_clean, tier, "evict_copy"):
             return True
         bucket = self.ledger.tiers.bucket
         if not bucket.mounted:
@@ -132,12 +137,12 @@ class Room:
                 not copies and self.victims.evict(ram_only, tier, "lose", among)
             )
 
-    def _what_gives(
+    def _orders_that_give(
         self, tier: Tier, *, lose: bool
     ) -> list[tuple[OrderOf, Twins, list[Namespace] | None]]:
-        """The orders from which `_reclaim` takes, and with `lose` those of `_drop_from_ram`."""
+        """The orders from which `_reclaim` evicts, and with `lose` those of `_drop_from_ram`."""
         if tier is not self.ram:
-            return [(on_nvme, "uncopy", None)]
+            return [(on_nvme, "evict_copy", None)]
         if not self.nvme.mounted:
             return [(ram_only, "lose", None)]
         lost: list[tuple[OrderOf, Twins, list[Namespace] | None]] = []
@@ -145,10 +150,13 @@ class Room:
             lost = [(ram_only, "lose", None)]
         if self.nvme.health.down:
             return [*lost, (ram_clean, "lose", None)] if lose else []
-        return [(ram_spare, "lose", None), (ram_only, "lose", self._stuck()), *lost]
+        return [(ram_spare, "lose", None), (ram_only, "lose", self._not_for_nvme()), *lost]
 
-    def _is_crowded(self, tier: Tier) -> bool:
-        """Whether kvfs will cut off files of namespaces with more beyond their shares."""
+    def _will_cut_off(self, tier: Tier) -> bool:
+        """Whether a tier has open files that kvfs would cut off for the present namespace.
+
+        These are files of namespaces that have more beyond their shares (`Victims.on_behalf`).
+        """
         least = self.victims.least_urgency
         return any(
             held.tier is tier
@@ -158,45 +166,45 @@ class Room:
             for held in self.ledger.table.staging.values()
         )
 
-    def _awaited(self, tier: Tier) -> int:
-        """Bytes that files are expected to take beyond what is set aside for them."""
+    def _expected_growth(self, tier: Tier) -> int:
+        """Bytes that open files are expected to take beyond their reservations."""
         return sum(
             max(0, held.expected - held.reserved)
             for held in self.ledger.table.staging.values()
             if held.tier is tier and held.doom is None
         )
 
-    def _idle(self, tier: Tier) -> int:
-        """Bytes set aside for files, but not needed soon: no object goes for them."""
+    def _unused(self, tier: Tier) -> int:
+        """Bytes set aside for open files that will not need them soon: no object goes for them."""
         return sum(
             max(0, held.reserved - max(Tier.cost(0), held.staged + held.ahead))
             for held in self.ledger.table.staging.values()
             if held.tier is tier
         )
 
-    def _look_at(self, tier: Tier) -> None:
+    def _measure_if_stale(self, tier: Tier) -> None:
         if isinstance(tier, NvmeTier) and tier.works:
             stale = time.monotonic() - tier.measured > MEASURED_FOR
             if tier.shortage or stale:
                 self._measure(tier)
 
     def reserve_gently(self, tier: Tier, wanted: int, ino: int) -> Reservation | None:
-        """Reserve room for an object that no program waits for: see `Victims.gently`."""
+        """Reserve room for an object that kvfs fetches ahead: see `Victims.gently`."""
         with self.victims.gently():
             found = self.reserve(tier, wanted)
         if found is not None:
-            self.victims.brought(ino)
+            self.victims.note_fetched_ahead(ino)
         return found
 
     def _measure(self, nvme: NvmeTier) -> None:
-        """Measure the device, which other programs fill, too. A short one is measured each time."""
+        """Measure the free bytes of the NVMe device, which other programs fill, too."""
         try:
-            nvme.measure(self.written(nvme))
+            nvme.measure(self.written_of_reserved(nvme))
         except OSError as error:
             nvme.failed("statfs", str(nvme.root), error)
 
-    def written(self, tier: Tier) -> int:
-        """Reserved bytes that files have already: staged files, and unlinked ones not yet gone."""
+    def written_of_reserved(self, tier: Tier) -> int:
+        """Reserved bytes that are on the device already: of open files, and of orphans."""
         ledger = self.ledger
         return ledger.orphans.bytes_in(tier) + sum(
             held.taken if held.doom is not None else min(held.reserved, held.taken)
@@ -210,48 +218,49 @@ class Room:
         return self.ram.capacity // HEADROOM
 
     def make_room(self, tier: Tier) -> OpenObject | None:
-        """Evict until a tier fits: writers outgrew their reservations, or the device shrank.
+        """Evict until a tier is within its capacity. Return a file to cut off, or None.
 
-        The namespace with most beyond its share gives. If none of its objects may go, one of its
-        open files is returned, to be cut off, if the tier really has too many bytes. So a namespace
-        never gives for one that grows and has more beyond its share.
+        The cause is a writer that outgrew its reservation, or a device that has less room. kvfs
+        evicts from the namespace with most beyond its share. If none of its objects may go, and the
+        tier really has too many bytes, `make_room` returns one of its open files to cut off. So no
+        namespace gives for a growing one that has more beyond its share.
 
         In RAM, objects that no other tier holds are lost only if memory runs out, or NVMe takes
-        nothing: a writer that gets ENOSPC from the kernel is worse off. A file on its way to be
-        larger than RAM is returned instead.
+        nothing: the alternative is a writer that gets ENOSPC from the kernel. If one file grows
+        beyond RAM, `make_room` returns this file instead.
         """
-        if tier.health.down:  # its accounts are no guide, and an eviction would win nothing
+        if tier.health.down:  # its accounts may be wrong, and an eviction would free nothing
             return None
         if tier is self.ram and self.nvme.works and not self._nvme_is_full:
             return self._make_room_above(self.ram)
-        least = (self.headroom // 2 if tier is self.ram else 0) - self._idle(tier)
+        least = (self.headroom // 2 if tier is self.ram else 0) - self._unused(tier)
         while tier.free < least:
-            found = self._give(tier)
+            found = self._evict_or_choose_file(tier)
             if found is not True:
                 return found if self._has_too_much(tier) else None
         return None
 
     def _make_room_above(self, ram: RamTier) -> OpenObject | None:
-        """Make room in RAM while NVMe below takes the objects that only RAM holds."""
-        least, growing = self.headroom // 2, self._growing(ram)
-        idle = self._idle(ram)
+        """As `make_room` in RAM, while NVMe below takes the objects that only RAM holds."""
+        least, growing = self.headroom // 2, self._least_urgent_growing(ram)
+        idle = self._unused(ram)
         with self.victims.on_behalf(growing) if growing else nullcontext():
             while ram.free + idle < least and self._reclaim(ram):
                 pass
         held = [held for held in self.ledger.table.staging.values() if held.tier is ram]
         largest = max(held, key=lambda one: one.reserved, default=None)
         while self._left(ram) < least:
-            if self.victims.evict(ram_clean, ram, "uncopy"):
+            if self.victims.evict(ram_clean, ram, "evict_copy"):
                 continue
             if largest and largest.reserved > ram.capacity and not largest.just_closed:
                 return largest
-            found = self._give(ram)
+            found = self._evict_or_choose_file(ram)
             if found is not True:
                 return found
         return None
 
     def _left(self, ram: RamTier) -> int:
-        """Bytes that the kernel has left for RAM, with those that cut off files will free."""
+        """Bytes that are free in the tmpfs of RAM, and those that cut off files will free."""
         staging = self.ledger.table.staging.values()
         return ram.left() + sum(held.leaving for held in staging if held.tier is ram)
 
@@ -262,7 +271,7 @@ class Room:
         )
         return tier.used + self.ledger.orphans.bytes_in(tier) + staged > tier.capacity
 
-    def _growing(self, tier: Tier) -> Namespace | None:
+    def _least_urgent_growing(self, tier: Tier) -> Namespace | None:
         """The namespace with least beyond its share, of those whose files grow in a tier."""
         growing = [
             held.space
@@ -271,14 +280,15 @@ class Room:
         ]
         return min(growing, key=self.victims.urgency, default=None)
 
-    def _give(self, tier: Tier) -> Literal[True] | OpenObject | None:
-        """Evict from the namespace with most beyond its share; or return its file to cut off.
+    def _evict_or_choose_file(self, tier: Tier) -> Literal[True] | OpenObject | None:
+        """Evict from the namespace with most beyond its share, or return its file to cut off.
 
-        Returns None if nothing may go. A namespace is passed over if its files are open but do not
-        grow, and most of its bytes are sealed. If processes have mapped most of a namespace's
-        bytes, and it has no more to give, no other namespace gives for it unless another grows.
+        Returns True after an eviction, and None if nothing may go. kvfs passes over a namespace if
+        its open files do not grow, and most of its bytes are sealed. Processes may have mapped most
+        bytes of a namespace that has no victim. Then no other namespace gives for it, unless
+        another one grows.
         """
-        if self._purge_one(tier):
+        if self._purge_orphan(tier):
             return True
         writers: dict[Namespace, list[OpenObject]] = {}
         for held in self.ledger.table.staging.values():
@@ -286,59 +296,59 @@ class Room:
                 writers.setdefault(held.space, []).append(held)
         growing = {space for space, files in writers.items() if any(held.grows for held in files)}
         spaces = self.victims.by_urgency()
-        spaces += [space for space in writers if space not in spaces]  # their directories are gone
+        spaces += [space for space in writers if space not in spaces]  # those were removed
         lost = self.ledger.tiers.bucket.health.down
         for space in spaces:
-            if self._give_of(space, tier):
+            if self._evict_from(space, tier):
                 return True
             if lost:
                 with self.victims.losing_dirty():
-                    if self._give_of(space, tier):
+                    if self._evict_from(space, tier):
                         return True
             written = writers.get(space, [])
             if written and (space.staged > space.bytes or any(held.grows for held in written)):
                 open_yet = [held for held in written if not held.just_closed]
-                if not open_yet:  # these files may go after their release: no other namespace gives
+                if not open_yet:  # kvfs may evict these files after their release, so wait for it
                     return None
                 return max(open_yet, key=lambda held: (held.grows, held.staged))
             if space.unlinked > space.bytes and not growing - {space}:
                 break
         return None
 
-    def _give_of(self, space: Namespace, tier: Tier) -> bool:
-        """Evict one group of a namespace: from the lowest tier, or from RAM to be lost."""
+    def _evict_from(self, space: Namespace, tier: Tier) -> bool:
+        """Evict one group of a namespace: from the lowest tier, or from RAM, which loses it."""
         if tier is not self.ram:
-            return self.victims.evict_of(space, on_nvme, tier, "uncopy")
+            return self.victims.evict_of(space, on_nvme, tier, "evict_copy")
         if self.nvme.health.down:
             return self._drop_from_ram([space])
         return self.victims.evict_of(space, ram_spare, tier, "lose") or self.victims.evict_of(
             space, ram_only, tier, "lose"
         )
 
-    def _reclaim(self, tier: Tier, twins: Twins = "uncopy") -> bool:
-        """Make some room at once; False if that would lose an object that fits elsewhere."""
-        if self._purge_one(tier):
+    def _reclaim(self, tier: Tier, twins: Twins = "evict_copy") -> bool:
+        """Evict a group at once; False if that would lose an object that fits another tier."""
+        if self._purge_orphan(tier):
             return True
         if tier is not self.ram:
             return self.victims.evict(on_nvme, tier, twins)
         if not self.nvme.mounted:
             return self._drop_from_ram()
-        if self.nvme.health.down:  # its copies are no reason to evict the only good one
+        if self.nvme.health.down:  # the copy in RAM is the only one that can be read
             return False
         return (
-            self.victims.evict(ram_clean, tier, "uncopy")
+            self.victims.evict(ram_clean, tier, "evict_copy")
             or self.victims.evict(ram_spare, tier, "lose")
-            or self.victims.evict(ram_only, tier, "lose", self._stuck())
+            or self.victims.evict(ram_only, tier, "lose", self._not_for_nvme())
         )
 
-    def _stuck(self) -> list[Namespace]:
+    def _not_for_nvme(self) -> list[Namespace]:
         """The namespaces whose objects NVMe does not take."""
         spaces = self.ledger.namespaces
         homeless = (one for one in spaces if not one.takes(self.nvme))
         return [*spaces.dropped.values(), *homeless]
 
-    def _purge_one(self, tier: Tier) -> bool:
-        """Remove an orphan, though the kernel has not forgotten it."""
+    def _purge_orphan(self, tier: Tier) -> bool:
+        """Remove one orphan of a tier, though the kernel has not forgotten it; False if none."""
         ledger = self.ledger
         for ino, room in ledger.orphans.rooms.items():
             if room is not None and room.tier is tier and ledger.removals.purge(ino):
@@ -346,9 +356,10 @@ class Room:
         return False
 
     def _drop_from_ram(self, among: list[Namespace] | None = None) -> bool:
-        """Lose the oldest object that only RAM can serve: while NVMe is down, any object of RAM.
+        """Evict the oldest object that only RAM can serve; return whether there was one.
 
-        An object that NVMe has as well keeps its name, and is back once NVMe is up again.
+        While NVMe is down, these are all objects of RAM. An object that NVMe has as well keeps its
+        name, and programs can open it once NVMe is up again.
         """
         if not self.nvme.health.down:
             return self.victims.evict(ram_only, self.ram, "lose", among)
@@ -356,21 +367,21 @@ class Room:
             twin = self.victims.next_of(space.ram_clean, self.ram)
             alone = self.victims.next_of(space.ram_only, self.ram)
             if twin is not None and (alone is None or twin.atime_ns <= alone.atime_ns):
-                return self.victims.evict_of(space, ram_clean, self.ram, "uncopy")
+                return self.victims.evict_of(space, ram_clean, self.ram, "evict_copy")
             if alone is not None:
                 return self.victims.evict_of(space, ram_only, self.ram, "lose")
         return False
 
     @property
     def reclaimable(self) -> int:
-        """Bytes of RAM that a create can have at once: free, or on NVMe as well."""
-        free = max(0, self.ram.free + self._idle(self.ram) - self.headroom)
+        """Bytes of RAM that a create can get at once: free bytes, and copies that NVMe has, too."""
+        free = max(0, self.ram.free + self._unused(self.ram) - self.headroom)
         if not self.nvme.works:
             return free
         return free + sum(
             0
             if space.settings.pin
-            else space.clean_bytes + sum(space.spare.values())
+            else space.doubled_bytes + sum(space.refused.values())
             if space.takes(self.nvme)
             else space.held[self.ram.name]
             for space in self.ledger.namespaces

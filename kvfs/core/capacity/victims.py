@@ -1,21 +1,21 @@
 """Victims: kvfs chooses the objects that go first when room is needed, and evicts them.
 
-Contract: a search of an order ends with a group that may go as a whole, or with none. Groups that
-the search passes keep their places. The `Ledger` removes the victims, record first, and tells the
-kernel their names. A victim that the catalog refuses to remove is put back.
+Contract: a search of an order of eviction finds a group that may go completely, or none. Groups
+that the search passes keep their places. The `Ledger` removes the victims, record first, and tells
+the kernel their names. If the catalog refuses a removal, the victim stays in its order.
 
-Invariants, none of which an await can break, since all methods are synchronous:
-- An object that is open, being written, or behind an inode's lock is no victim. The rest of its
-  group is none either, nor are the blocks before it in its prompt, except for very long prompts.
-- An object that the bucket lacks, and is to have, is no victim. The exception (`losing_dirty`) is
+Invariants. No await can break them, since all methods are synchronous:
+- An object that is open, being written, or has a locked inode is no victim. The rest of its group
+  is no victim either, nor are the blocks before it in its prompt, except for very long prompts.
+- An object that the bucket should have, and lacks, is no victim. The exception (`losing_dirty`) is
   a bucket that is down while no other victim is left.
 - An object that the bucket has leaves only the local tiers, and keeps its names.
-- In a prefix namespace no block is dropped that other blocks follow. It is held back until they are
-  gone, or it has another copy.
+- In a prefix namespace kvfs drops no block that other blocks follow. kvfs holds the block back
+  until they are gone, or until it has another copy.
 - For room that no program waits for (`gently`), an object goes only if the bucket or another tier
-  has it, and it was neither used lately nor fetched ahead.
+  has it, and if it was neither used nor fetched ahead lately.
 - The namespace with most beyond its share (`Namespace.urgency`) gives; its policy says which
-  objects. Objects that are kept, pinned or never evicted do not go.
+  objects. Unevictable and pinned objects do not go, nor do those of `eviction=never`.
 - On behalf of a namespace, only namespaces give that have at least as much beyond their shares. The
   namespace itself is one of them.
 Not for the bytes and the tier to free: `Room`, `Quota`.
@@ -39,17 +39,18 @@ from kvfs.core.namespaces.order import Order, Victim, key_of
 from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
 
-Twins = Literal["uncopy", "spare", "lose"]
+Twins = Literal["evict_copy", "spare", "lose"]
 OrderOf = Callable[[Namespace], Order]
 
-PASSED_MAX = 32  # groups in use that keep their places in a search; a policy knows its last 64
+# Groups that keep their places if a search passes them. A policy knows the places of its last 64.
+PASSED_MAX = 32
 # Seconds after a use in which an object does not go for room that no program waits for. A noted
 # time of use may be a minute old (`Attributes`). An object used within the last minute is likely to
 # be used again.
 LATELY = 120
-BROUGHT_MAX = 65536  # objects that are known to be fetched ahead
+FETCHED_AHEAD_MAX = 65536  # objects; kvfs forgets older ones
 
-whole: OrderOf = attrgetter("whole")
+quota_order: OrderOf = attrgetter("quota_order")
 ram_only: OrderOf = attrgetter("ram_only")
 ram_spare: OrderOf = attrgetter("ram_spare")
 ram_clean: OrderOf = attrgetter("ram_clean")
@@ -65,11 +66,16 @@ class Victims:
         self._gentle = False
         self._keep_names = False
         self._behalf: Namespace | None = None
-        self._brought: OrderedDict[int, float] = OrderedDict()  # inode -> when, if fetched ahead
+        self._fetched_ahead: OrderedDict[int, float] = (
+            OrderedDict()
+        )  # inode -> when, if fetched ahead
 
     @contextmanager
     def losing_dirty(self) -> Iterator[None]:
-        """Let dirty objects go, too: the bucket is down and no other victim is left. No await."""
+        """Let dirty objects go, too: the bucket is down, and no other victim is left.
+
+        The block of this and the following context managers must not await.
+        """
         self._lose_dirty = True
         try:
             yield
@@ -78,7 +84,7 @@ class Victims:
 
     @contextmanager
     def gently(self) -> Iterator[None]:
-        """Look only at the first groups of each namespace: no program waits for it. No await."""
+        """Search only the first groups of each namespace, for room that no program waits for."""
         self._gentle = True
         try:
             yield
@@ -87,7 +93,7 @@ class Victims:
 
     @contextmanager
     def keeping_names(self) -> Iterator[None]:
-        """Let only objects go that another tier or the bucket has as well. No await."""
+        """Let only objects go that another tier or the bucket has as well."""
         self._keep_names = True
         try:
             yield
@@ -96,22 +102,22 @@ class Victims:
 
     @contextmanager
     def on_behalf(self, space: Namespace) -> Iterator[None]:
-        """Take room for a namespace: those with less beyond their shares are spared. No await."""
+        """Evict for a namespace: spare the namespaces that have less beyond their shares."""
         before, self._behalf = self._behalf, space
         try:
             yield
         finally:
             self._behalf = before
 
-    def brought(self, ino: int) -> None:
-        """Note that an object is fetched ahead: its time of use says nothing about its worth."""
-        self._brought.pop(ino, None)
-        self._brought[ino] = trio.current_time()
-        if len(self._brought) > BROUGHT_MAX:
-            self._brought.popitem(last=False)
+    def note_fetched_ahead(self, ino: int) -> None:
+        """Note that kvfs fetches an object ahead: no program may have used it yet."""
+        self._fetched_ahead.pop(ino, None)
+        self._fetched_ahead[ino] = trio.current_time()
+        if len(self._fetched_ahead) > FETCHED_AHEAD_MAX:
+            self._fetched_ahead.popitem(last=False)
 
     def by_urgency(self, among: Iterable[Namespace] | None = None) -> list[Namespace]:
-        """All namespaces, or these, in the order in which they give."""
+        """The namespaces of `among`, or all, in the order in which they give."""
         if among is None:  # dropped namespaces go anyway
             dropped = self.ledger.namespaces.dropped
             among = chain(dropped.values(), self.ledger.namespaces)
@@ -121,32 +127,32 @@ class Victims:
         return sorted(among, key=self.urgency, reverse=True)
 
     def urgency(self, space: Namespace) -> tuple[bool, bool, float]:
-        """The rank of a namespace: the one with the greatest gives first."""
+        """The rank of a namespace. The namespace with the greatest rank gives first."""
         return space.ino in self.ledger.namespaces.dropped, *space.urgency
 
     @property
     def least_urgency(self) -> tuple[bool, bool, float]:
-        """The least rank with which a namespace gives at the moment."""
+        """The rank from which on namespaces give at the moment."""
         return (False, False, 0.0) if self._behalf is None else self.urgency(self._behalf)
 
-    def any_of(
+    def any_has_victim(
         self,
         which: OrderOf,
         tier: Tier | None,
         twins: Twins,
         among: Iterable[Namespace] | None = None,
     ) -> bool:
-        """Whether there is a victim; it stays."""
-        return any(self.may_go(which(space), tier, twins) for space in self.by_urgency(among))
+        """Whether one of these namespaces has a victim in the order `which`. It stays there."""
+        return any(self.has_victim(which(space), tier, twins) for space in self.by_urgency(among))
 
-    def may_go(self, order: Order, tier: Tier | None, twins: Twins) -> bool:
-        """Whether an order has a victim, which stays the next one."""
+    def has_victim(self, order: Order, tier: Tier | None, twins: Twins) -> bool:
+        """Whether an order has a victim. The victim stays in its place."""
         return len(order) > 0 and self.next_of(order, tier, twins, leaves=True) is not None
 
     def next_of(
         self, order: Order, tier: Tier | None, twins: Twins = "lose", *, leaves: bool = False
     ) -> Inode | None:
-        """The first object of an order's next victim, which stays the next one."""
+        """The first object of an order's next victim, or None. The victim stays in its place."""
         found = self._victim(order, tier, twins, leaves=leaves)
         if found is None:
             return None
@@ -156,7 +162,10 @@ class Victims:
     def evict(
         self, which: OrderOf, tier: Tier, twins: Twins, among: Iterable[Namespace] | None = None
     ) -> bool:
-        """Evict the first victim, or only its copies; False if there is none. CatalogError."""
+        """Evict the first victim, or only its copies; False if there is none.
+
+        which: the order of each namespace. twins: see `Room.reserve`. Raises CatalogError.
+        """
         return any(
             self.evict_of(space, which, tier, twins)
             for space in self.by_urgency(among)
@@ -166,15 +175,15 @@ class Victims:
     def evict_of(
         self, namespace: Namespace, which: OrderOf, tier: Tier | None, twins: Twins
     ) -> bool:
-        """Evict a victim of one namespace. tier: None for whole objects, in any tier."""
+        """Evict a victim of one namespace, as `evict`. tier: None drops all copies of an object."""
         order = which(namespace)
         found = self._victim(order, tier, twins)
         if found is None:
             return False
         for at, inode in enumerate(found[1]):
             try:
-                if tier and len(self.ledger.tiers.holders(inode)) > 1 and twins == "uncopy":
-                    self.ledger.records.drop_copy(inode, tier)
+                if tier and len(self.ledger.tiers.holders(inode)) > 1 and twins == "evict_copy":
+                    self.ledger.records.remove_copy(inode, tier)
                 elif self.ledger.catalog.inode(inode.ino) is not None:  # not with its group
                     self.ledger.removals.evict(inode)
             except CatalogError:
@@ -186,10 +195,10 @@ class Victims:
     def _victim(
         self, order: Order, tier: Tier | None, twins: Twins, *, leaves: bool = True
     ) -> tuple[Victim, list[Inode]] | None:
-        """Take the first group whose objects are all there and not in use; None if there is none.
+        """Take the first group whose objects all exist and may go; None if there is none.
 
-        A block before a block in use, in its prompt, counts as in use, too: it goes later.
-        With `leaves` the group is to be dropped, so no other block may follow it.
+        A block that a block in use builds on counts as in use, too. leaves: take no group whose
+        drop would leave blocks that follow it.
         """
         passed: list[tuple[Victim, list[Inode]]] = []
         before: set[int] = set()  # keys of blocks that a block in use needs
@@ -208,7 +217,7 @@ class Victims:
                 if leaves and self._has_entries(inodes, tier, twins):
                     passed.append((victim, inodes))
                     continue
-                if not self._gentle or self._cool(inodes, tier, twins):
+                if not self._gentle or self._is_long_unused(inodes, tier, twins):
                     found = victim, inodes
                 else:
                     passed.append((victim, inodes))
@@ -220,27 +229,27 @@ class Victims:
         return found
 
     def _may_go(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
-        """Whether a group may go, as to its copies in other tiers and in the bucket."""
+        """Whether the group's copies in other tiers and the bucket allow that it goes."""
         ledger = self.ledger
         twin = any(len(ledger.tiers.holders(inode)) > 1 for inode in inodes)
         if twin and twins == "spare":
             return False
-        if self._keep_names and any(self._goes(inode, tier, twins) for inode in inodes):
+        if self._keep_names and any(self._would_drop(inode, tier, twins) for inode in inodes):
             return False
-        if self._lose_dirty or (tier and twin and twins == "uncopy"):
+        if self._lose_dirty or (tier and twin and twins == "evict_copy"):
             return True
         return not any(inode.ino in ledger.dirty and not inode.in_bucket for inode in inodes)
 
-    def _goes(self, inode: Inode, tier: Tier | None, twins: Twins) -> bool:
+    def _would_drop(self, inode: Inode, tier: Tier | None, twins: Twins) -> bool:
         """Whether an eviction would drop an object with its names."""
         if inode.in_bucket:
             return False
-        return not (tier and twins == "uncopy" and len(self.ledger.tiers.holders(inode)) > 1)
+        return not (tier and twins == "evict_copy" and len(self.ledger.tiers.holders(inode)) > 1)
 
     def _is_followed(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether an eviction would drop a block that other, sealed blocks follow."""
         blocks = self.ledger.namespaces.of(inodes[0]).blocks
-        if blocks is None or not any(self._goes(inode, tier, twins) for inode in inodes):
+        if blocks is None or not any(self._would_drop(inode, tier, twins) for inode in inodes):
             return False
         return blocks.children(key_of(inodes[0])) > 0
 
@@ -249,13 +258,16 @@ class Victims:
         inode, ledger = inodes[0], self.ledger
         if ledger.namespaces.of(inode).blocks is None:
             return False
-        if not any(self._goes(one, tier, twins) for one in inodes):
+        if not any(self._would_drop(one, tier, twins) for one in inodes):
             return False
         return ledger.prefixes.has_entries(inode)
 
     @staticmethod
     def _put_back(order: Order, passed: list[tuple[Victim, list[Inode]]]) -> None:
-        """Put passed groups back in place; many go to the young end, to keep searches short."""
+        """Put passed groups back in place, or if they are many, at the young end.
+
+        So the next search does not pass them again.
+        """
         for victim, inodes in reversed(passed):
             if len(passed) <= PASSED_MAX:
                 order.put_back(Victim(victim.key, tuple(inode.ino for inode in inodes)))
@@ -264,14 +276,18 @@ class Victims:
                 order.touch(inode)
 
     def _resident(self, ino: int, order: Order, tier: Tier | None) -> Inode | None:
-        """An object if it is still in this order, else None. tier: None for orders of all tiers."""
+        """The object if it is still in this order, else None. tier: None for `quota_order`."""
         ledger = self.ledger
         inode = ledger.table.inode(ino)
         if inode is None or not inode.sealed or ino in ledger.table.staging:
             return None
         holders, namespace = ledger.tiers.holders(inode), ledger.namespaces.of(inode)
         if tier is None:
-            return inode if holders and namespace.whole is order and not inode.unevictable else None
+            return (
+                inode
+                if holders and namespace.quota_order is order and not inode.unevictable
+                else None
+            )
         if tier not in holders:
             return None
         return inode if namespace.order(inode, tier, holders) is order else None
@@ -279,15 +295,15 @@ class Victims:
     def _in_use(self, inode: Inode) -> bool:
         return inode.ino in self.ledger.table.open or inode.ino in self.ledger.table.busy
 
-    def _cool(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
+    def _is_long_unused(self, inodes: list[Inode], tier: Tier | None, twins: Twins) -> bool:
         """Whether a group may go for room that no program waits for."""
         since, moment = time.time_ns() - LATELY * 10**9, trio.current_time() - LATELY
         return all(
             max(inode.atime_ns, inode.ctime_ns) < since
-            and self._brought.get(inode.ino, -math.inf) < moment
+            and self._fetched_ahead.get(inode.ino, -math.inf) < moment
             and (
                 inode.in_bucket
-                or (tier is self.ledger.tiers.ram and twins == "uncopy" and inode.on_nvme)
+                or (tier is self.ledger.tiers.ram and twins == "evict_copy" and inode.on_nvme)
             )
             for inode in inodes
         )

@@ -63,7 +63,7 @@ class Watch:
             await ledger.retries.run()
             if nvme.mounted:
                 await self._measure_space(nvme)
-            ledger.accounts.note_used(self.spent())
+            ledger.accounts.leave_estimate(self.spent())
             for namespace in list(ledger.namespaces):
                 namespace.resize_policies(ledger.tiers.local)
             ledger.work.wake()
@@ -133,7 +133,7 @@ class Watch:
             return
         try:
             await nvme.calls.call(
-                TierCall("statfs", partial(nvme.measure, self.room.written(nvme)))
+                TierCall("statfs", partial(nvme.measure, self.room.written_of_reserved(nvme)))
             )
             if nvme.free > 0 and not nvme.shortage:
                 await nvme.calls.call(

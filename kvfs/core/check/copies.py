@@ -313,7 +313,7 @@ class CopyCheck:
             with self.catalog.batch() as batch:
                 batch.put(inode)
                 batch.then(partial(ledger.accounts.dismiss, before))
-                batch.then(partial(ledger.accounts.admit, inode))
+                batch.then(partial(ledger.accounts.enter, inode))
 
 
 def _stat_all(paths: Iterable[str]) -> list[Stat]:

@@ -55,7 +55,7 @@ class MarkCheck:
     def _take(self, inode: Inode, *, here: bool) -> None:
         self.survey.erase(keys.STORED, keys.number_key(inode.ino))
         if here:
-            self.ledger.records.take_from_bucket(inode)
+            self.ledger.records.record_not_in_bucket(inode)
         else:
             self.ledger.removals.drop(inode, "lost")
 
@@ -88,7 +88,7 @@ class MarkCheck:
                 fits = fits and inode.sealed and bool(inode.links)
             if not fits and not self.survey.in_use(ino) and not self.survey.to_be_recovered(ino):
                 what = "the bucket has, or is to get, what is no file any more"
-                gone = partial(self.ledger.dirty.unlinked, ino)
+                gone = partial(self.ledger.dirty.on_unlink, ino)
                 self._report(ino, inode, what, partial(self.survey.change, gone))
 
     def _report(self, ino: int, inode: Inode | None, what: str, mend: "partial[None]") -> None:
@@ -253,7 +253,7 @@ class ListingCheck:
         marked = self.catalog.mark(keys.UNSTORED, inode.ino) is not None
         others = self.remote.bucket.shared and not ours and not marked
         if ledger.tiers.holders(inode) and not others:
-            mend = partial(ledger.records.take_from_bucket, inode, dirty=True, delete=ours)
+            mend = partial(ledger.records.record_not_in_bucket, inode, dirty=True, delete=ours)
             report("upload it again", mend)
         elif inode.ino in ledger.table.open:
             report("somebody has it open", None)

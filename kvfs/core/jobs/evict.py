@@ -149,7 +149,7 @@ class Evict:
         if nvme.health.down:
             self._refuse("nvme is down")
         elif inode.on_nvme:
-            self._done("evicted", inode, [ram], partial(ledger.records.drop_copy, inode, ram))
+            self._done("evicted", inode, [ram], partial(ledger.records.remove_copy, inode, ram))
         elif ledger.namespaces.of(inode).takes(nvme):
             if not self.dry:
                 return partial(self._copy, inode.ino)
@@ -209,4 +209,6 @@ class Evict:
         elif not inode.on_nvme:
             raise KvfsError("the copy to nvme failed: the log has more")
         else:
-            self._done("evicted", inode, [ram], partial(self.ledger.records.drop_copy, inode, ram))
+            self._done(
+                "evicted", inode, [ram], partial(self.ledger.records.remove_copy, inode, ram)
+            )

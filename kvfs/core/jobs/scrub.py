@@ -2,9 +2,10 @@
 
 Contract: a pass goes through the catalog by inode number and spreads its reads over `period`
 seconds. A mover reads the bytes; the loop never does. `TierTransfers.still_current` says afterwards
-whether a copy still counts, and `TierTransfers.rotten` gets each wrong one. A pass pauses while a
-local tier is not healthy. A pass continues after a restart: facts of the catalog have its position.
-These facts are written along with other changes, and get a commit of their own every NOTE_PERIOD.
+whether a copy still counts, and `TierTransfers.lose_rotten` gets each wrong one. A pass pauses
+while a local tier is not healthy. A pass continues after a restart: facts of the catalog have its
+position. These facts are written along with other changes, and get a commit of their own every
+NOTE_PERIOD.
 
 Processor time is bounded: SHARE of a core for a period of a week or more. A shorter period gets a
 share that is larger by the same factor, SHARE_MOST at most. A pass that has too much to read for
@@ -368,7 +369,7 @@ class Scrub:
         elif result:
             self._count(current, copy, "rotten")
             self.on_event("rotten", tier=copy.tier.name, inode=copy.ino, file=copy.path, why=result)
-            self.transfers.rotten(inode, copy.tier)
+            self.transfers.lose_rotten(inode, copy.tier)
         else:
             self._count(current, copy, "objects")
             current.bytes += copy.cost

@@ -1,9 +1,9 @@
-"""The accounts of tiers and namespaces, and the census that fills them after a mount.
+"""The accounts of tiers and namespaces. The census fills them after a mount.
 
 Contract: synchronous. Invariants, between any two awaits of the daemon:
-- A sealed object without a writer is accounted. Its cost is in `used` of each tier that holds it.
-  For each of these tiers it is in one order of its namespace: the one of `Namespace.order`.
-- An object with a writer is in no order; its room is reserved (`OpenTable`).
+- A sealed object without a writer is accounted. `used` of each tier that holds it has its cost. For
+  each of these tiers the object is in one order of eviction of its namespace: `Namespace.order`.
+- An object with a writer is in no order of eviction; its room is reserved (`OpenTable`).
 - An object that the census has not yet reached is neither accounted nor a victim.
 Not for changing records (`records`, `removals`), nor for choosing victims (`Victims`).
 """
@@ -19,8 +19,9 @@ from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.namespaces.order import key_of
 from kvfs.tiers import Tier
 
-NVME_USED = "nvme_used"  # a fact of the catalog: bytes, a second before the last change or later
-NVME_WRITTEN = "nvme_written"  # a day, and the bytes written on it
+# A fact of the catalog: used bytes of NVMe, at most a second older than the last change.
+NVME_USED = "nvme_used"
+NVME_WRITTEN = "nvme_written"  # a fact of the catalog: a day, and the bytes written to NVMe on it
 HOUR = 3600 * 10**9  # ns
 
 
@@ -41,18 +42,18 @@ class Accounts:
         self.table = table
         self.work = work
         self.spilled = 0  # objects that only the bucket has
-        self.followers = Followers()  # of those, which block comes after which
-        self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
+        self.followers = Followers()  # among `spilled`: which block comes after which
+        self.doubled_bytes = self.doubled_objects = 0  # in RAM, and on NVMe as well
         self.census_done = trio.Event()
-        self.census_step = trio.Event()
+        self.census_step = trio.Event()  # set at the next step of the census, and then replaced
         self.counted_to = 0  # inode number that the census has reached
-        self.first_new = 0  # inode numbers from here on were made in this session
-        self._counted_early: set[int] = set()
+        self.first_new = 0  # the first inode number that this session made
+        self._counted_early: set[int] = set()  # inodes accounted before the census reached them
 
     @property
     def objects(self) -> int:
-        """Files, each counted once."""
-        local = sum(tier.objects for tier in self.tiers.local) - self.clean_objects
+        """The number of files. A file with several copies counts once."""
+        local = sum(tier.objects for tier in self.tiers.local) - self.doubled_objects
         return local + self.spilled + len(self.table.staging)
 
     def accounted(self, inode: Inode) -> bool:
@@ -64,7 +65,7 @@ class Accounts:
             return False
         return inode.in_bucket or bool(self.tiers.holders(inode))
 
-    def admit(self, inode: Inode) -> None:
+    def enter(self, inode: Inode) -> None:
         """Enter a sealed object without writers into the accounts, as the youngest."""
         if not self._counted(inode.ino):
             self._counted_early.add(inode.ino)
@@ -73,13 +74,17 @@ class Accounts:
         self.work.wake()
 
     def touch(self, inode: Inode) -> None:
-        """Note a use, in the orders that `Namespace.order` gives. Every open pays for this."""
+        """Make an object the youngest in each of its orders of eviction. Each open calls this."""
         namespace, ram = self.namespaces.of(inode), self.tiers.ram
-        if namespace.spare:
+        if namespace.refused:
             namespace.take_back(inode)
         in_ram = inode.ram_epoch == ram.epoch
-        if namespace.whole is not None and not inode.unevictable and (in_ram or inode.on_nvme):
-            namespace.whole.touch(inode)
+        if (
+            namespace.quota_order is not None
+            and not inode.unevictable
+            and (in_ram or inode.on_nvme)
+        ):
+            namespace.quota_order.touch(inode)
         if inode.on_nvme and self.tiers.nvme.mounted:
             (namespace.nvme_kept if inode.unevictable else namespace.on_nvme).touch(inode)
             if in_ram:
@@ -88,7 +93,7 @@ class Accounts:
             (namespace.ram_kept if inode.unevictable else namespace.ram_only).touch(inode)
 
     def dismiss(self, inode: Inode) -> None:
-        """Take an object out of the accounts: it is rewritten, unlinked or dropped."""
+        """Take an object out of the accounts, because it is rewritten, unlinked or dropped."""
         namespace = self.namespaces.of(inode)
         namespace.take_back(inode)
         for order in namespace.orders:
@@ -96,12 +101,12 @@ class Accounts:
         if self._counted(inode.ino):
             self._count(inode, -1)
         else:
-            self._counted_early.add(inode.ino)  # and the census will pass it by
+            self._counted_early.add(inode.ino)  # so the census does not account it
 
-    def held_otherwise(self, before: Inode, inode: Inode) -> None:
-        """Account a sealed object whose copies changed.
+    def account_changed_copies(self, before: Inode, inode: Inode) -> None:
+        """Account a sealed object whose copies changed. before: its record before the change.
 
-        It keeps its place in each order that it was in and still is.
+        The object keeps its place in each order of eviction that it does not leave.
         """
         if not self._counted(inode.ino):
             self._counted_early.add(inode.ino)
@@ -112,11 +117,11 @@ class Accounts:
         held, holds = self.tiers.holders(before), self.tiers.holders(inode)
         left = [namespace.order(before, tier, held) for tier in held]
         namespace.take_back(before)
-        if namespace.whole is not None and bool(held) != bool(holds):
+        if namespace.quota_order is not None and bool(held) != bool(holds):
             if not holds:
-                namespace.whole.discard(before)
+                namespace.quota_order.discard(before)
             elif not inode.unevictable:
-                namespace.whole.touch(inode)
+                namespace.quota_order.touch(inode)
         orders = [namespace.order(inode, tier, holds) for tier in holds]
         for order in left:
             if order not in orders:
@@ -124,7 +129,7 @@ class Accounts:
         for order in orders:
             if order not in left:
                 order.touch(inode)
-        if namespace.blocks is not None:  # a held back block may go now
+        if namespace.blocks is not None:  # kvfs may evict this block now, if it was held back
             namespace.release(key_of(inode))
         self.work.wake()
 
@@ -134,8 +139,8 @@ class Accounts:
             tier.used += sign * self.tiers.cost(inode, tier)
             tier.objects += sign
         if len(holders) > 1:
-            self.clean_bytes += sign * Tier.cost(inode.blocks)
-            self.clean_objects += sign
+            self.doubled_bytes += sign * Tier.cost(inode.blocks)
+            self.doubled_objects += sign
         bucket = self.tiers.bucket
         if inode.in_bucket:
             bucket.used += sign * inode.size
@@ -156,44 +161,44 @@ class Accounts:
             or ino in self._counted_early
         )
 
-    def count_past(self, inode: Inode) -> None:
-        """Account an inode of an earlier session that the census has reached."""
+    def count_earlier(self, inode: Inode) -> None:
+        """Account an inode of an earlier session, as the census reaches it."""
         if inode.ino in self._counted_early:
             self._counted_early.remove(inode.ino)
         elif inode.is_file and inode.sealed and inode.links and inode.ino not in self.table.staging:
-            self._add_past(inode)
+            self._add_earlier(inode)
             for tier in self.tiers.holders(inode):
                 tier.uncounted = max(0, tier.uncounted - self.tiers.cost(inode, tier))
         self.counted_to = inode.ino
 
-    def _add_past(self, inode: Inode) -> None:
-        """Enter a sealed object into the accounts, with the age that its record has."""
+    def _add_earlier(self, inode: Inode) -> None:
+        """Enter a sealed object into the accounts. Its place in the orders follows its atime."""
         self._count(inode)
         namespace, holders = self.namespaces.of(inode), self.tiers.holders(inode)
         for tier in holders:
             order = namespace.order(inode, tier, holders)
             if tier.slow and namespace.blocks is None:
                 order.add_past(inode.ino, inode.atime_ns // HOUR)
-            else:  # a prefix namespace must know the blocks of a prompt, for leaves go first
+            else:  # a prefix namespace must know the blocks of a prompt: it evicts leaves first
                 order.touch(inode)
-        self.enter_whole(inode)
+        self.enter_quota_order(inode)
 
-    def enter_whole(self, inode: Inode) -> None:
-        """Enter an object, with its age, into the order that the hard quota evicts from."""
+    def enter_quota_order(self, inode: Inode) -> None:
+        """Enter an object, by its atime, into the order from which a hard quota evicts."""
         namespace, holders = self.namespaces.of(inode), self.tiers.holders(inode)
-        whole = namespace.whole
-        if whole is None or inode.unevictable or inode in whole or not holders:
+        order = namespace.quota_order
+        if order is None or inode.unevictable or inode in order or not holders:
             return
         if holders[0].slow and namespace.blocks is None:
-            whole.add_past(inode.ino, inode.atime_ns // HOUR)
+            order.add_past(inode.ino, inode.atime_ns // HOUR)
         else:
-            whole.touch(inode)
+            order.touch(inode)
 
     def count_anew(self, inode: Inode) -> None:
-        """Account a dismissed object again, to another namespace."""
+        """Account an object again after `dismiss`: it is in another namespace now."""
         if not self._counted(inode.ino):
             self._counted_early.add(inode.ino)
-        self._add_past(inode)
+        self._add_earlier(inode)
 
     def end_census_step(self) -> None:
         """Wake the tasks that wait for room: the census has counted more objects."""
@@ -201,6 +206,7 @@ class Accounts:
         step.set()
 
     def end_census(self) -> None:
+        """Record that the census has counted all objects: no estimate is needed any more."""
         for tier in self.tiers.local:
             tier.uncounted = 0
         self.census_done.set()
@@ -210,7 +216,7 @@ class Accounts:
     # Estimates for the next daemon
 
     def estimate(self) -> None:
-        """Estimate the bytes in the tiers before the census. Call it once reservations are made."""
+        """Estimate the used bytes of the tiers before the census. Call it after reservations."""
         if self.tiers.ram.mounted:
             self.tiers.ram.estimate()
         if self.tiers.nvme.mounted:
@@ -222,12 +228,13 @@ class Accounts:
         day, _, used = (self.catalog.fact(NVME_WRITTEN) or "0 0").partition(" ")
         return int(day), int(used)
 
-    def note_used(self, spent: tuple[int, int] = (0, 0)) -> None:
-        """Leave an estimate for the next daemon, with the next change of the catalog.
+    def leave_estimate(self, written: tuple[int, int] = (0, 0)) -> None:
+        """Store an estimate for the next daemon, with the next change of the catalog.
 
-        A commit of its own would block the daemon if the disk takes no writes.
+        written: as `nvme_written` returns it. A separate commit would block the daemon while the
+        disk takes no writes.
         """
         if not self.tiers.nvme.mounted or not self.census_done.is_set():
             return
         self.catalog.carried[NVME_USED] = str(self.tiers.nvme.used + self.tiers.nvme.reserved)
-        self.catalog.carried[NVME_WRITTEN] = f"{spent[0]} {spent[1]}"
+        self.catalog.carried[NVME_WRITTEN] = f"{written[0]} {written[1]}"

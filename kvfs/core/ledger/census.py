@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.ledger.dirty import FACT
+from kvfs.core.ledger.dirty import BUCKET_FACT
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
@@ -66,7 +66,7 @@ class Census:
                     ledger.removals.drop(current, "lost")
                     await trio.lowlevel.checkpoint()
                 elif current is not None:
-                    ledger.accounts.count_past(current)
+                    ledger.accounts.count_earlier(current)
                     self._met(current)
             if not inodes:
                 break
@@ -74,14 +74,14 @@ class Census:
             ledger.accounts.end_census_step()
             await trio.lowlevel.checkpoint()
         ledger.counters["inodes_unreadable"] = len(ledger.catalog.unreadable)
-        if ledger.tiers.nvme.grows:
-            ledger.tiers.nvme.configured += ledger.tiers.nvme.used
+        if ledger.tiers.nvme.capacity_excludes_objects:
+            ledger.tiers.nvme.configured_capacity += ledger.tiers.nvme.used
         ledger.accounts.end_census()
         if not ledger.tiers.bucket.mounted and ledger.accounts.spilled:
             log.warning(
                 "%d objects are in %s only, which this mount is without: they are ENOENT when they "
                 "are opened; mount with s3=",
-                *(ledger.accounts.spilled, ledger.catalog.fact(FACT)),
+                *(ledger.accounts.spilled, ledger.catalog.fact(BUCKET_FACT)),
             )
         ledger.work.wake()
 
@@ -108,7 +108,7 @@ class Census:
             tier.failed("sweep", str(tier.root), error)
 
     async def _unlink_unknown(self, tier: Tier) -> None:
-        ledger, files, wait = self.ledger, tier.files(), tier.calls.wait
+        ledger, files, wait = self.ledger, tier.files(), tier.calls.run_unlimited
         while True:
             found = await wait(lambda: list(islice(files, 512)))
             if not found:

@@ -1,18 +1,19 @@
-"""Dirty objects: the bucket lacks their bytes or names. In the order in which they are due.
+"""Dirty objects, in the order in which their uploads are due.
 
-Contract: a sealed object whose bytes or name are not yet in the bucket is *dirty*. This is
-independent of any order of eviction. The catalog stores a mark of each dirty object (`u`), and a
-mark of the key and version that the bucket has of an inode (`s`). Each mark changes in the batch
-that changes its object, and so do the keys that become `superseded`. An object that waits until
-another node gives up its name is not dirty, but `contested`.
-All methods but `load` are synchronous. After a start `load` reads the marks, beside the first
-operations. Until `load` has read a mark, the catalog is asked for it.
-A catalog that never had a bucket is not asked for anything (`on`).
+Contract: a sealed object is *dirty* while the bucket lacks its bytes or its name. This is
+independent of any order of eviction. The catalog stores a mark of each dirty object (`u`). It also
+stores a mark of the key and version that the bucket has of an inode (`s`). Each mark changes in the
+batch that changes its object, and so do the keys that become `superseded`. An object that waits
+until another node gives up its name is not dirty, but `contested`. The methods `on_...` are called
+in the batch of the change that they name.
+All methods except `load` are synchronous. After a start `load` reads the marks, beside the first
+operations. Until `load` has read a mark, `Dirty` asks the catalog for it. `Dirty` asks nothing of a
+catalog that never had a bucket (`keeps_marks`).
 
 Invariants, between any two awaits once the marks are loaded:
 - An object is in the table if and only if it has a mark `u`.
 - `bytes` is the sum of the sizes of the objects whose bytes the bucket lacks.
-- An object without a due time has been taken by a task, and comes back by `give_back`.
+- An object without a due time has been taken by a task, which returns it by `give_back`.
 Not for uploading: `core/bucket/upload/uploader.py`.
 """
 
@@ -33,12 +34,11 @@ from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
-FACT = "bucket"  # of the catalog: the place of the bucket to which the marks belong
-# A fact: "1" once kvfs has looked for all objects that were sealed before the bucket was to have
-# them.
+BUCKET_FACT = "bucket"  # of the catalog: the place of the bucket to which the marks belong
+# A fact: "1" once kvfs has looked for all objects that were sealed before the mount had the bucket.
 CAUGHT_UP = "bucket_caught_up"
-# A fact: "1" once objects are marked whose names another node has; an older kvfs did not mark them.
-TOLD_APART = "bucket_contested"
+# A fact: "1" once the objects whose names another node has are marked. An older kvfs did not do so.
+CONTESTED_MARKED = "bucket_contested"
 STEP = 128  # marks between two turns of the loop
 SECOND = 10**9
 SPARE_AGES = 1024
@@ -56,7 +56,7 @@ class Dirty:
         self.catalog = catalog
         self.namespaces = namespaces
         self.bucket = bucket
-        self.on = bucket.mounted or catalog.fact(FACT) is not None
+        self.keeps_marks = bucket.mounted or catalog.fact(BUCKET_FACT) is not None
         self.loaded = not bucket.mounted
         self.bytes = 0
         self.changed = trio.Event()  # an object came or went; replaced by a new event each time
@@ -67,7 +67,7 @@ class Dirty:
         self._hurry_until = 0.0
         self.superseded = Superseded(catalog, self.wake if bucket.mounted else None)
         self.contested = Contested(catalog)
-        self.behind = trio.Event()  # set: look for objects that were sealed before
+        self.look_back_wanted = trio.Event()  # set: look for objects that were sealed before
         self._logged_sparse = False
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Dirty:
 
     @property
     def oldest_ns(self) -> int:
-        """When the object was sealed that has waited longest, in ns; 0: no object waits."""
+        """The time of the seal of the object that has waited longest, in ns; 0: no object waits."""
         ages = self._ages
         while ages:
             sealed_ns, ino = ages[0]
@@ -95,8 +95,8 @@ class Dirty:
 
     @property
     def full(self) -> bool:
-        """Whether writers have to wait: as many bytes are dirty as may be."""
-        return self.bytes >= self.bucket.most
+        """Whether writers have to wait: `bytes` has reached the bucket's `max_dirty_bytes`."""
+        return self.bytes >= self.bucket.max_dirty_bytes
 
     def wake(self) -> None:
         """Wake the tasks that wait for a change."""
@@ -105,10 +105,10 @@ class Dirty:
 
     # The state of one inode
 
-    def waits(self, ino: int) -> tuple[int, int] | None:
-        """When an object was marked and when it is due, in ns since 1970; None if it is not dirty.
+    def marked_and_due(self, ino: int) -> tuple[int, int] | None:
+        """Return the times, in ns since 1970, of an object's mark and due time; None: not dirty.
 
-        The due time is 0 while a task has taken the object, or until the mark is loaded.
+        The due time is 0 while a task has taken the object, and until `load` has read the mark.
         """
         entry = self._entries.get(ino)
         if entry is not None:
@@ -117,12 +117,12 @@ class Dirty:
         return None if value is None else (keys.U64.unpack(value)[0], 0)
 
     def stored(self, ino: int) -> Stored | None:
-        """The key and version that the bucket has of an object; either may be an older one."""
-        value = self.catalog.mark(keys.STORED, ino) if self.on else None
+        """The key and version that the bucket has of an object. Both may be older than its own."""
+        value = self.catalog.mark(keys.STORED, ino) if self.keeps_marks else None
         return None if value is None else keys.stored(value)
 
     def key(self, inode: Inode) -> str | None:
-        """The key that an object is to have; None if it is to be in no bucket."""
+        """The key that an object should have in the bucket; None if it should not be there."""
         name = self.namespaces.bucket_name(inode)
         if name is None or not self.wanted(inode):
             return None
@@ -131,23 +131,25 @@ class Dirty:
     def wanted(
         self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
     ) -> bool:
-        """Whether an object is to be in the bucket, and can be: a file mostly of holes cannot.
+        """Whether an object should be in the bucket. A file that is mostly holes should not.
 
         A bucket stores every byte of an object: 1 TiB of holes would be 1 TiB of requests.
+        directory, name: the first name of the object, if the catalog does not have it yet.
         """
-        return not self._stays(inode) and self.meant(inode, directory, name)
+        return not self._is_mostly_holes(inode) and self.wanted_ignoring_holes(
+            inode, directory, name
+        )
 
     @staticmethod
-    def _stays(inode: Inode) -> bool:
+    def _is_mostly_holes(inode: Inode) -> bool:
         return inode.sparse or inode.mostly_holes
 
-    def meant(
+    def wanted_ignoring_holes(
         self, inode: Inode, directory: Inode | None = None, name: bytes | None = None
     ) -> bool:
-        """Whether an object is to be in the bucket; holes do not count here.
+        """As `wanted`, but also true for a file that is mostly holes.
 
-        A file that its connector is about to rename waits for that rename.
-        directory, name: the first name of the object, if the catalog does not have it yet.
+        A file with a temporary name waits until its connector renames it.
         """
         namespaces = self.namespaces
         if not namespaces.of(inode).takes(self.bucket):
@@ -160,11 +162,11 @@ class Dirty:
 
     # Changes
 
-    def sealed(self, inode: Inode, batch: Batch) -> None:
+    def on_seal(self, inode: Inode, batch: Batch) -> None:
         """Mark an object that was sealed with new bytes."""
-        if self.on and (self.wanted(inode) or self.stored(inode.ino) is not None):
+        if self.keeps_marks and (self.wanted(inode) or self.stored(inode.ino) is not None):
             self._mark(inode, time.time_ns(), batch)
-        if self._stays(inode) and self.meant(inode):
+        if self._is_mostly_holes(inode) and self.wanted_ignoring_holes(inode):
             log.log(
                 logging.DEBUG if self._logged_sparse else logging.WARNING,
                 "%s stays on this node only, and %s says 1: it is mostly holes, %d of %d "
@@ -173,42 +175,45 @@ class Dirty:
             )
             self._logged_sparse = True
 
-    def lacking(self, inode: Inode, batch: Batch, sealed_ns: int = 0) -> None:
-        """Mark an object that the bucket lacks. sealed_ns: when it was sealed, if that is known."""
+    def mark(self, inode: Inode, batch: Batch, sealed_ns: int = 0) -> None:
+        """Mark an object that the bucket lacks. sealed_ns: the time of its seal; 0: not known."""
         self._mark(inode, sealed_ns or time.time_ns(), batch)
 
     def look_back(self, batch: Batch) -> None:
-        """Look for objects that are sealed already: the bucket is to have them from now on."""
-        if self.on:
+        """Look for objects that are sealed already: the bucket should have them from now on."""
+        if self.keeps_marks:
             batch.set_fact(CAUGHT_UP, "")
-            batch.then(self.behind.set)
+            batch.then(self.look_back_wanted.set)
 
-    def attributes(self, inode: Inode, batch: Batch) -> None:
-        """Mark an object if the bucket has an older mode, owner or time of it."""
-        if not self.on or not inode.in_bucket or inode.ino in self:
+    def on_new_attributes(self, inode: Inode, batch: Batch) -> None:
+        """Mark an object whose attributes changed, if the bucket has its older ones."""
+        if not self.keeps_marks or not inode.in_bucket or inode.ino in self:
             return
         stored = self.stored(inode.ino)
         if stored and stored.attributes not in {"", inode.attributes} and self.wanted(inode):
             self._mark(inode, time.time_ns(), batch)
 
-    def is_there(self, inode: Inode, stored: Stored | None, key: str | None) -> bool:
-        """Whether the bucket has this version at this key, with the attributes that it has now."""
+    def is_current_in_bucket(self, inode: Inode, stored: Stored | None, key: str | None) -> bool:
+        """Whether the bucket has the object's bytes at this key, with its present attributes.
+
+        stored: what `stored` returns for the object.
+        """
         if not inode.in_bucket or stored is None or stored.key != key:
             return False
         return stored.attributes in {"", inode.attributes}
 
-    def named(
+    def on_new_name(
         self,
         inode: Inode,
         batch: Batch,
         directory: Inode | None = None,
         name: bytes | None = None,
     ) -> None:
-        """Mark or unmark an object with a new first name, perhaps in another namespace.
+        """Mark or unmark an object that has a new first name, perhaps in another namespace.
 
         directory, name: as for `wanted`.
         """
-        if not self.on or not inode.is_file or not inode.sealed:
+        if not self.keeps_marks or not inode.is_file or not inode.sealed:
             return
         if self.wanted(inode, directory, name) or self.stored(inode.ino) is not None:
             known = self._entries.get(inode.ino)
@@ -216,25 +221,28 @@ class Dirty:
         elif inode.ino in self or inode.ino in self.contested:
             self._unmark(inode.ino, batch)
 
-    def moved(self, inode: Inode, batch: Batch) -> None:
-        """Mark an object if its key changes: a directory above it has another name."""
-        if not self.on or not inode.is_file or not inode.sealed or inode.ino in self:
+    def on_new_path(self, inode: Inode, batch: Batch) -> None:
+        """Mark an object if its key changes, because a directory above it was renamed."""
+        if not self.keeps_marks or not inode.is_file or not inode.sealed or inode.ino in self:
             return
         stored = self.stored(inode.ino)
         if self.key(inode) != (stored.key if stored else None):
             self._mark(inode, time.time_ns(), batch)
 
-    def rewritten(self, inode: Inode, batch: Batch) -> None:
-        """Unmark an object that gets new bytes: until the seal there is nothing to upload."""
+    def on_rewrite(self, inode: Inode, batch: Batch) -> None:
+        """Unmark an object that a program rewrites: until the seal there is nothing to upload."""
         inode.in_bucket = False
-        if self.on:
+        if self.keeps_marks:
             self._unmark(inode.ino, batch)
             if (stored := self.stored(inode.ino)) is not None:
                 batch.then(partial(self.superseded.claim, inode.ino, stored.key))
 
-    def unlinked(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
-        """Unmark an object that lost its last name. delete: its key is ours, and goes as well."""
-        if not self.on:
+    def on_unlink(self, ino: int, batch: Batch, *, delete: bool = True) -> None:
+        """Unmark an object that lost its last name. delete: delete its key, which is this node's.
+
+        Also for an object whose key the bucket does not have any more.
+        """
+        if not self.keeps_marks:
             return
         stored = self.stored(ino)
         if stored is not None:
@@ -244,8 +252,8 @@ class Dirty:
         self._unmark(ino, batch)
         batch.then(partial(self.superseded.disclaim, ino))
 
-    def uploaded(self, inode: Inode, stored: Stored, batch: Batch, *, clean: bool) -> None:
-        """Note that the bucket has this version. clean: under the name that it has now."""
+    def on_upload(self, inode: Inode, stored: Stored, batch: Batch, *, clean: bool) -> None:
+        """Record an upload of an object. clean: the key is that of its present name."""
         before = self.stored(inode.ino)
         inode.in_bucket = True
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
@@ -259,8 +267,8 @@ class Dirty:
             batch.then(partial(self.superseded.claim, inode.ino, stored.key))
             batch.then(partial(self._lighten, inode.ino))
 
-    def replaced(self, ino: int, stored: Stored, batch: Batch) -> None:
-        """Note that the bucket has an older version, so that the next one may replace it."""
+    def on_older_upload(self, ino: int, stored: Stored, batch: Batch) -> None:
+        """Record an upload of an older version, so that the next upload may replace it."""
         before = self.stored(ino)
         if before is not None and before.key != stored.key:
             self.superseded.delete(before.key, batch)
@@ -273,7 +281,7 @@ class Dirty:
         self._unmark(ino, batch)
 
     def contest(self, ino: int, batch: Batch) -> None:
-        """Note a conflict: while another node has the name, there is nothing to upload."""
+        """Record a conflict: while another node has the name, there is nothing to upload."""
         self._unmark(ino, batch)
         self.contested.enter(ino, batch)
 
@@ -294,17 +302,17 @@ class Dirty:
         self._discard(inode.ino)
         if stored is not None:
             self.superseded.claim(inode.ino, keys.stored(stored).key)
-        size = 0 if inode.in_bucket else inode.size  # its bytes are there, under another name
+        size = 0 if inode.in_bucket else inode.size  # 0: the bucket has the bytes, with an old name
         self._entries[inode.ino] = _Entry(sealed_ns, size)
         heapq.heappush(self._ages, (sealed_ns, inode.ino))
         self.bytes += size
         through = self.namespaces.of(inode).settings.write == "through"
         delay = 0.0 if through or self._hurrying() else self.bucket.delay
-        self.put_back(inode.ino, sealed_ns + int(delay * SECOND))
+        self.set_due(inode.ino, sealed_ns + int(delay * SECOND))
         self.wake()
 
     def _lighten(self, ino: int) -> None:
-        """Count no bytes of an object any more: the bucket has these, but lacks its name."""
+        """Count no bytes of an object any more: the bucket has the bytes, but lacks the name."""
         entry = self._entries.get(ino)
         if entry is not None:
             self.bytes -= entry.size
@@ -320,7 +328,7 @@ class Dirty:
             self.wake()
 
     def _forget_ages(self) -> None:
-        """Bound the obsolete entries of `_ages`, which gather behind an object that waits long."""
+        """Remove the obsolete entries of `_ages` if there are many: they follow an old entry."""
         if len(self._ages) > SPARE_AGES + 2 * len(self._entries):
             self._ages = [(entry.sealed_ns, ino) for ino, entry in self._entries.items()]
             heapq.heapify(self._ages)
@@ -331,21 +339,21 @@ class Dirty:
         return trio.current_time() < self._hurry_until
 
     def hurry(self, seconds: float) -> None:
-        """Make all objects due now, for so many seconds: a task waits for the uploads."""
+        """Make all dirty objects due now, and new ones for so many seconds: a task waits for it."""
         until = trio.current_time() + seconds
         fresh = until > self._hurry_until and not self._hurrying()
         self._hurry_until = max(self._hurry_until, until)
         if not fresh:
-            return  # objects that came since then are due already
+            return  # the objects that were marked during the hurry are due already
         now = time.time_ns()
         waiting = {ino: due for ino, due in self._due.items() if due > now}
         for ino in waiting:
             if self._due[ino] <= self._entries[ino].sealed_ns + int(self.bucket.delay * SECOND):
-                self.put_back(ino, now)
+                self.set_due(ino, now)
         if waiting:
             self.wake()
 
-    def put_back(self, ino: int, due_ns: int) -> None:
+    def set_due(self, ino: int, due_ns: int) -> None:
         """Make an object due at this time, in ns since 1970."""
         if ino in self._entries:
             self._due[ino] = due_ns
@@ -354,10 +362,13 @@ class Dirty:
     def give_back(self, ino: int, due_ns: int) -> None:
         """Put back a taken object, unless it was marked again, or is not dirty any more."""
         if ino not in self._due:
-            self.put_back(ino, due_ns)
+            self.set_due(ino, due_ns)
 
     def take(self) -> int | None:
-        """Take the first object that is due. It comes again once it is put back or marked again."""
+        """Take the first object that is due; None: no object is due.
+
+        `take` gives the object again after `give_back`, or after a new mark.
+        """
         now = time.time_ns()
         while self._queue and self._queue[0][0] <= now:
             due, ino = heapq.heappop(self._queue)
@@ -375,7 +386,7 @@ class Dirty:
     # After a start
 
     async def load(self) -> None:
-        """Read the marks of objects to upload and of keys to delete. Raises CatalogError."""
+        """Read the marks of dirty objects and of keys to delete. Raises CatalogError."""
         if self.loaded:
             return
         for count, (number, value) in enumerate(self.catalog.marks(keys.DELETED)):
@@ -395,7 +406,7 @@ class Dirty:
         self.wake()
 
     def _load_one(self, ino: int) -> None:
-        """Enter one object. Its mark is read again: other tasks ran since it was listed."""
+        """Enter one object. Read its mark again, because other tasks ran since the listing."""
         value = self.catalog.mark(keys.UNSTORED, ino)
         if value is None or ino in self._entries:
             return

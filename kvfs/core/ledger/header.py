@@ -1,9 +1,10 @@
 """The first bytes of an object that only the bucket has, read without the rest of it.
 
-Contract: `read` gives bytes that were compared with their digest; `has` tells which those are. The
-object's key in the bucket is not deleted until `leave` is called, once. So a program that reads on
-finds the rest there, even if the object was unlinked meanwhile. Not for the download of the bytes
-(`core/bucket`), nor for the choice of their readers (`core/objects/scans.py`).
+Contract: `read` returns bytes that kvfs has compared with a digest; `has` tells whether it can. The
+reader calls `leave` once. Until then kvfs does not delete the object's key in the bucket. So a
+program that reads further finds the rest there, even if the object was unlinked meanwhile. Not for
+the download of the bytes (`core/bucket`), nor for choosing which opens get a header
+(`core/objects/scans.py`).
 """
 
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from kvfs.catalog import Stored
 class Header:
     """The first bytes of one object.
 
-    `stored` is its key in the bucket. A reader calls `leave` when no program reads the header any
-    more, or the whole object is here. `read_on` says whether a program has asked for more.
+    `stored` has its key in the bucket. The reader calls `leave` when no program reads the header
+    any more, or when a local tier has the whole object. `read_on` says whether a program has read
+    beyond the header.
     """
 
     def __init__(self, data: bytes, stored: Stored, leave: Callable[[], None]) -> None:
@@ -25,9 +27,9 @@ class Header:
         self._data = data
 
     def has(self, start: int, length: int) -> bool:
-        """Whether these bytes are among the first."""
+        """Whether the header has all of these bytes. start, length: bytes of the object."""
         return start + length <= len(self._data)
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes that it `has`."""
+        """Return bytes of the header. Call it only if `has` is true for them."""
         return self._data[start : start + length]

@@ -1,6 +1,7 @@
-"""The parts of the ledger, made in one order. It has no behaviour of its own.
+"""The ledger: it makes its parts, in the order in which they need each other.
 
-Contract: `Ledger` is plain data. A module takes from it the parts that it needs when it is made.
+Contract: `Ledger` is plain data, without behaviour. A module takes its parts from the ledger when
+the module's object is made.
 """
 
 from collections import Counter
@@ -46,8 +47,9 @@ COUNTERS = (  # they start at 0; SEMANTICS.md explains each
 class Ledger:
     """The parts of one mount.
 
-    session: the number of this session. suspect: sessions whose bytes on NVMe need a digest to be
-    trusted. `invalidate_name(parent, name, ino)` is called for each name that eviction removes.
+    session: the number of this session. suspect: numbers of sessions whose bytes on NVMe a power
+    loss may have taken; kvfs trusts these bytes only after it compared a digest. The ledger calls
+    `invalidate_name(parent, name, ino)` for each name that eviction removes.
     """
 
     def __init__(

@@ -37,20 +37,20 @@ class Orphans:
     def unlinked_open(self, inode: Inode, batch: Batch) -> None:
         """Note that an open inode lost its last name; its record stays until it is closed."""
         before = batch.change(inode)
-        self.dirty.unlinked(inode.ino, batch)
+        self.dirty.on_unlink(inode.ino, batch)
         inode.in_bucket = False
         batch.put(inode)
         batch.mark_unfinished(inode.ino)
         held = self.table.open[inode.ino]
         if before.in_bucket and held.accounted:
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
 
     def keep(self, inode: Inode, batch: Batch) -> None:
         """Keep the fastest copy of an inode that lost its last name, if no process has it open."""
         before = batch.change(inode)
         for tier in self.tiers.holders(inode)[1:]:
             self.tiers.set_holder(inode, tier, holds=False)
-        self.dirty.unlinked(inode.ino, batch)
+        self.dirty.on_unlink(inode.ino, batch)
         inode.in_bucket = False
         batch.put(inode)
         batch.mark_unfinished(inode.ino)

@@ -1,9 +1,9 @@
-"""The records of sealed objects without a writer: copies gained and lost, one commit each.
+"""The records of sealed objects without a writer. Each copy that comes or goes is one commit.
 
 Contract: synchronous. The record is committed first; its consequences (accounts, lists, files)
 follow by `Batch.then`. A crash between the two leaves files without a record, never a name without
-its file. A commit that fails has changed nothing. A copy that may be wrong is distrusted: no open
-is served from it before its digest was compared. Not for objects that go (`removals`).
+its file. A commit that fails has changed nothing. A copy that may be wrong is *distrusted*: kvfs
+compares its digest before it serves an open from it. Not for dropping objects (`removals`).
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from kvfs.tiers import Tier
 
 
 class Records:
-    """Records of objects that keep a copy in some tier, if only in the bucket."""
+    """Changes of records of objects that keep a copy in some tier, perhaps only in the bucket."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class Records:
         self.trash = trash
         self.suspect = suspect
         self.verified = VerifiedTimes()
-        # Inodes that lost a wrong copy: the kernel may have wrong bytes of them in its cache.
-        self.uncached: set[int] = set()
+        # Inodes that lost a wrong copy: the kernel may have these wrong bytes in its page cache.
+        self.stale_in_kernel: set[int] = set()
 
     def is_lost(self, inode: Inode) -> bool:
-        """Whether no tier holds the bytes of this file any more: the RAM tier went away."""
+        """Whether no tier holds the bytes of this file any more, because a RAM tier is gone."""
         if not inode.is_file or inode.in_bucket or inode.ino in self.table.open:
             return False
         return not self.tiers.holders(inode)
@@ -56,9 +56,10 @@ class Records:
         digest: bytes,
         packed: PackedCopy | None = None,
     ) -> None:
-        """Record a copy that a mover has made. The caller gives back the room it reserved for it.
+        """Record a copy that a mover has made. The caller releases its reservation for the copy.
 
-        packed: the copy is this packed one, on NVMe. A plain copy replaces a packed one.
+        blocks: of 512 bytes, that a plain copy takes. packed: the copy is this compressed one, on
+        NVMe. A plain copy replaces a compressed one.
         """
         with self.catalog.batch() as batch:
             before = batch.change(inode)
@@ -69,46 +70,49 @@ class Records:
             else:
                 inode.packed = packed
             batch.put(inode)
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
         if tier is self.tiers.nvme:
             self.verified.note(inode.ino)
 
     def add_stored(self, inode: Inode, stored: Stored, digest: bytes, *, clean: bool) -> None:
-        """Record that the bucket has an object. clean: under the name that it has now."""
+        """Record that the bucket has an object. clean: under its present name."""
         with self.catalog.batch() as batch:
             before = batch.change(inode)
             inode.digest = digest
-            self.dirty.uploaded(inode, stored, batch, clean=clean)
+            self.dirty.on_upload(inode, stored, batch, clean=clean)
             batch.put(inode)
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
 
-    def take_from_bucket(
+    def record_not_in_bucket(
         self, inode: Inode, *, dirty: bool = False, contested: bool = False, delete: bool = True
     ) -> None:
         """Record that a resident object is not in the bucket any more.
 
-        With `delete` the key in the bucket is ours, and goes. With `dirty` the object is to be
-        uploaded again. With `contested` it is, once no other node has its name.
+        delete: also delete its key in the bucket, which is this node's. dirty: upload the object
+        again. contested: upload the object again once no other node has its name.
         """
         with self.catalog.batch() as batch:
             before = batch.change(inode)
             inode.in_bucket = False
-            self.dirty.unlinked(inode.ino, batch, delete=delete)
+            self.dirty.on_unlink(inode.ino, batch, delete=delete)
             if dirty:
-                self.dirty.lacking(inode, batch)
+                self.dirty.mark(inode, batch)
             elif contested:
                 self.dirty.contest(inode.ino, batch)
             batch.put(inode)
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
 
-    def described(self, before: Inode, inode: Inode) -> None:
-        """Account the size of an object that only the bucket has, now that it is known."""
-        self.accounts.held_otherwise(before, inode)
+    def account_known_size(self, before: Inode, inode: Inode) -> None:
+        """Account an object that only the bucket has, once its size is known."""
+        self.accounts.account_changed_copies(before, inode)
 
-    def drop_copy(
+    def remove_copy(
         self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = ""
     ) -> None:
-        """Remove one copy of an object; another copy stays, if only in the bucket."""
+        """Remove one copy of an object that has another copy, perhaps only in the bucket.
+
+        quarantine: keep the removed file in the quarantine. why: the reason, for the log.
+        """
         space = self.accounts.namespaces.of(inode)
         away = partial(self.trash.throw_away, space=space, keep=quarantine, why=why)
         with self.catalog.batch() as batch:
@@ -116,14 +120,14 @@ class Records:
             self.tiers.set_holder(inode, tier, holds=False)
             batch.put(inode)
             batch.then(partial(away, tier, inode.ino, inode.version))
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
 
     def distrust(self, inode: Inode, tier: Tier) -> None:
-        """Distrust a copy that is known to be wrong while the catalog still has it.
+        """Distrust a copy that is known to be wrong while the catalog still has its record.
 
-        The next open compares the copy, and without a digest takes it for lost. kvfs makes no copy
-        of a distrusted one without a digest. Handles that read the copy read on. No other open
-        succeeds before they are closed.
+        The next open compares the copy with its digest. Without a digest, the open treats the copy
+        as lost, and kvfs makes no other copy from it. Open handles that read the copy continue to
+        read it. No new open succeeds before these handles are closed.
         """
         self.verified.doubt(inode.ino, inode.version, tier.name)
         held = self.table.open.get(inode.ino)
@@ -131,10 +135,10 @@ class Records:
             held.lost = True
 
     def is_distrusted(self, inode: Inode) -> bool:
-        """Whether its bytes may be wrong, and no digest can tell. kvfs makes no copy of such bytes.
+        """Whether an object's bytes may be wrong, and no digest can tell. kvfs does not copy it.
 
-        Either a check found a copy wrong, or NVMe alone has the object and a power loss followed
-        its seal.
+        The cause is a check that found a copy wrong, or a power loss. After a power loss, kvfs
+        distrusts an object that only NVMe has and that was sealed in a session before it.
         """
         if inode.digest:
             return False

@@ -107,8 +107,8 @@ class Removals:
         told = why and f"{why} (a copy of {self.catalog.named(inode.ino)})"
         try:
             if current.in_bucket or len(self.tiers.holders(current)) > 1:
-                self.records.uncached.add(inode.ino)
-                self.records.drop_copy(current, tier, quarantine=quarantine, why=told)
+                self.records.stale_in_kernel.add(inode.ino)
+                self.records.remove_copy(current, tier, quarantine=quarantine, why=told)
             else:
                 self.drop(current, "lost", quarantine=quarantine, why=told)
         except CatalogError as error:
@@ -155,7 +155,7 @@ class Removals:
                 self.tiers.set_holder(inode, tier, holds=False)
                 batch.then(partial(self._away(inode), tier, inode.ino, inode.version))
             batch.put(inode)
-            batch.then(partial(self.accounts.held_otherwise, before, inode))
+            batch.then(partial(self.accounts.account_changed_copies, before, inode))
         self.tiers.bucket.counters["spilled"] += 1
         self.namespaces.left(before, "spilled")
 
@@ -245,7 +245,7 @@ class Removals:
         away: throws its files away.
         """
         batch.delete(inode)
-        self.dirty.unlinked(inode.ino, batch, delete=stored)
+        self.dirty.on_unlink(inode.ino, batch, delete=stored)
         batch.mark_finished(inode.ino)
         if not inode.links:
             batch.unmark(keys.UNPUBLISHED, inode.ino)

@@ -4,7 +4,7 @@ Contract: a file in RAM goes at once; one on a disk waits in `files` for `core/m
 since a disk may hang. Synchronous.
 
 Under passthrough a mapping keeps a file after its reader has closed it, and the kernel does not
-tell the daemon. So a file lease (`Tier.shared`) shows whether a process has a file when it is
+tell the daemon. So a file lease (`Tier.is_in_use`) shows whether a process has a file when it is
 unlinked. That costs some 14 us, so kvfs does not ask for files that no reader had open. A moment
 later the bytes of a file that a process has are counted to its tier and its namespace.
 `core/capacity/watch.py` looks again each second, until no process has the file. The next daemon
@@ -75,7 +75,7 @@ class TrashFile(NamedTuple):
             return self.tier.quarantine(self.ino, self.version), -1
         if self.space is None:
             return self.tier.unlink(self.ino, self.version), -1
-        return self.tier.discard(self.ino, self.version)
+        return self.tier.unlink_watched(self.ino, self.version)
 
 
 class Trash:
@@ -148,7 +148,7 @@ class Trash:
     def look_at(self, file: MappedFile) -> bool:
         """Count a file's bytes, or close it if no process has it; return whether one has it."""
         self.mapped.discard(file)
-        shared = file.tier.shared(file.fd)
+        shared = file.tier.is_in_use(file.fd)
         if shared:
             file.resize(file.tier.cost(os.fstat(file.fd).st_blocks))
             if len(self.mapped) < MAPPED_MAX:

@@ -1,8 +1,8 @@
-"""Times of access: at once in the records of open objects, and in the catalog after the answer.
+"""Times of access. Records of open objects have them at once, the catalog after the answer.
 
-Contract: `note` is called while an object is open, and `commit` before its last handle goes. So
-the record in memory is right for each request, and no request waits for the commit. A crash
-between the two loses a time of access. Not for the order of use, which `Order` has.
+Contract: callers call `note` while an object is open, and `commit` before its last handle closes.
+So the record in memory is right for each request, and no request waits for the commit. A crash
+between the two loses a time of access. Not for the order of eviction, which `Order` has.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Uses:
-    """The noted times of access. `appeared` is set when there are any to commit."""
+    """The noted times of access. The event `appeared` is set while some wait for `commit`."""
 
     def __init__(self, catalog: Catalog, table: OpenTable) -> None:
         self.catalog = catalog
@@ -29,7 +29,7 @@ class Uses:
     def note(self, inodes: Iterable[Inode], now: int) -> None:
         """Note that open objects are read now. now: ns since 1970.
 
-        Other programs that evict sort by atime, and a restart rebuilds the order of use from it.
+        A restart rebuilds the order of eviction from atime. Other programs that evict use it, too.
         """
         for inode in inodes:
             inode.atime_ns = now
@@ -37,7 +37,7 @@ class Uses:
         self.appeared.set()
 
     def commit(self) -> None:
-        """Commit the noted times in one batch: a commit costs as much as the rest of an open."""
+        """Commit the noted times in one batch. A commit for each open would double its cost."""
         if not self._noted:
             return
         noted, self._noted, self.appeared = self._noted, [], trio.Event()
@@ -48,6 +48,6 @@ class Uses:
                 with self.catalog.batch() as batch:
                     for inode in found:
                         batch.put(inode)
-        except CatalogError as error:  # a time is no reason to refuse anything
+        except CatalogError as error:  # a lost time of access is no reason to fail a request
             named = self.catalog.named(found[0].ino)
             log.debug("times of access of %s and others stay: %s", named, error)

@@ -1,12 +1,14 @@
 """Demotion: copies objects from RAM to NVMe, if they are worth the write.
 
-Contract: `reclaimable` percent of RAM is free, or on NVMe too, or on its way there. During a write
-back this holds for all of RAM. Objects of namespaces with `write=through` are copied at once. Of
-the namespace that is furthest beyond its share, the objects that would be evicted first are copied
-first. RAM keeps its copy until its room is needed. Small objects are copied together, since each
-sync costs as much as they do. A demotion takes no room on NVMe from a namespace that has less
-beyond its share. A write back may, since all of RAM must go somewhere. Not for making room on NVMe
-(`Room`), nor for the wear of NVMe (`Admission`).
+Contract: `reclaimable` percent of RAM are free, or have a copy on NVMe, or get one now. During a
+write back this is true for all of RAM. Demotion copies objects of namespaces with `write=through`
+at once. Otherwise it begins with the namespace that is furthest beyond its share, and there with
+the objects that would be evicted first. RAM keeps its copy until its room is needed. Demotion
+copies small objects together, since each sync costs as much as such an object.
+
+A demotion takes no room on NVMe from a namespace that has less beyond its share. A write back may
+take it, since all objects of RAM must go to NVMe. Not for making room on NVMe (`Room`), nor for the
+wear of NVMe (`Admission`).
 """
 
 import time
@@ -26,14 +28,15 @@ from kvfs.core.namespaces.order import key_of
 from kvfs.fairness.admission import Admission
 from kvfs.tiers import Tier
 
-FULL_FOR = 1.0  # s in which a namespace is passed by for which NVMe had no room
+FULL_FOR = 1.0  # s for which demotion passes over a namespace after NVMe had no room for it
 BATCH_OBJECTS, BATCH_BYTES = 128, 16 << 20  # of small objects that are demoted and synced together
 
 
 class Demotion:
-    """`reclaimable` is in percent of RAM, and may change at any time.
+    """The movement from RAM to NVMe.
 
-    `jobs` are inodes that movers work on.
+    `reclaimable` is in percent of RAM, and may change at any time. jobs: the inodes on which movers
+    work.
     """
 
     name = "demote"
@@ -64,29 +67,32 @@ class Demotion:
         if self.breaker.pausing:
             return []
         spaces = self.room.victims.by_urgency(demotable(self.ledger))
-        # The namespace with the fewest jobs for its weight comes first: so all share the movers.
+        # The namespace with the fewest copies for its weight comes first, so all share the movers.
         in_flight = self.transfers.in_flight
         spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)
-        if not self._behind():
+        if not self._must_demote():
             spaces = [space for space in spaces if space.settings.write == "through"]
         if not self.write_back.wanted:
             spaces = [space for space in spaces if not self._is_full_for(space)]
         return next(filter(None, map(self._oldest_in_ram, spaces)), [])
 
     def _is_full_for(self, space: Namespace) -> bool:
-        """Whether NVMe had no room for it a moment ago."""
+        """Whether NVMe had no room for this namespace in the last FULL_FOR seconds."""
         return trio.current_time() < self._full_until.get(space.ino, 0.0)
 
     def _oldest_in_ram(self, space: Namespace) -> list[int]:
-        """One object, or many small ones that are synced together. An object to pack is alone."""
+        """The namespace's next object, or several small ones to sync together.
+
+        An object that is to be compressed comes alone.
+        """
         inos: list[int] = []
         size = 0
         spare = space.ram_spare if self.write_back.wanted else ()
         for ino in chain(space.ram_only, space.ram_kept, spare):
-            if ino in self._jobs or ino in space.too_large or self.transfers.written(ino):
+            if ino in self._jobs or ino in space.too_large or self.transfers.copy_is_useless(ino):
                 continue
             inode = self.ledger.table.inode(ino)
-            alone = inode is not None and self.transfers.packs(inode)
+            alone = inode is not None and self.transfers.should_pack(inode)
             if inos and alone:
                 break
             size += 0 if inode is None else inode.blocks * 512
@@ -97,8 +103,8 @@ class Demotion:
                 break
         return inos
 
-    def _behind(self) -> bool:
-        """Whether NVMe has, or soon has, less of RAM than it must have."""
+    def _must_demote(self) -> bool:
+        """Whether less than `reclaimable` percent of RAM is free, on NVMe, or on its way there."""
         ledger = self.ledger
         wanted = ledger.tiers.ram.capacity * self.reclaimable // 100
         return self.write_back.wanted or self.room.reclaimable + self._under_way < wanted
@@ -106,7 +112,7 @@ class Demotion:
     # Copy them
 
     async def move(self, inodes: list[Inode]) -> None:
-        """Copy the objects that are worth it and have room on NVMe."""
+        """Copy those objects that are worth a write to NVMe, as far as NVMe has room."""
         ram, nvme = self.ledger.tiers.ram, self.ledger.tiers.nvme
         inodes = [inode for inode in inodes if self._admitted(inode)]
         if not inodes:
@@ -143,7 +149,10 @@ class Demotion:
                 self._under_way -= total
 
     def _admitted(self, inode: Inode) -> bool:
-        """Whether the object is worth its write to NVMe. If not, it is lost when RAM is needed."""
+        """Whether the object is worth a write to NVMe.
+
+        If not, kvfs drops it when it needs the room in RAM.
+        """
         space = self.ledger.namespaces.of(inode)
         settings = space.settings
         obliged = inode.unevictable or settings.pin or settings.eviction == "never"

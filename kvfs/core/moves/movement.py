@@ -1,4 +1,4 @@
-"""The interface of movements to the dispatcher, and the queue of requested movements."""
+"""The interface through which the dispatcher runs movements, and the queue of requested ones."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Container
@@ -6,21 +6,21 @@ from typing import Protocol
 
 from kvfs.catalog import Inode
 
-QUEUE_MAX = 65536  # movements that wait; the queue forgets more: they are optional
+QUEUE_MAX = 65536  # movements that wait; a full queue ignores more of them: they are optional
 
 
 class Movement(Protocol):
-    """One kind of movement. Logs call it `name`."""
+    """One kind of movement, such as demotion. Logs call it `name`."""
 
     @property
     def name(self) -> str: ...
 
     async def move(self, inodes: list[Inode]) -> None:
-        """Work on sealed objects that no program writes. If it raises, it has changed nothing."""
+        """Move sealed objects that no program writes. If `move` raises, it has changed nothing."""
 
 
 class MovementQueue:
-    """The movements that kvfs was asked for, in the order of the requests."""
+    """The movements that other modules have requested, in the order of the requests."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -35,7 +35,7 @@ class MovementQueue:
             self._wake()
 
     def take(self, busy: Container[int]) -> tuple[Movement, int] | None:
-        """The first one whose inode is not busy."""
+        """Take the first movement whose inode is not busy; None if there is none."""
         for movement, ino in self._waiting:
             if ino not in busy:
                 del self._waiting[movement, ino]

@@ -1,9 +1,9 @@
-"""The steps of every movement: check that an object is unchanged, copy it, enter the copy.
+"""The steps of each movement: copy an object, check that it is unchanged, and record the copy.
 
-Contract: a copy belongs to one version of a sealed object. When its bytes are there,
-`still_current` checks that the object still has this version and no writer. Otherwise the bytes
-are thrown away. Namespaces take turns at the movers by weight. Not for deciding whether a copy is
-worth it, nor for room: the caller reserves the bytes of a copy, and gives them back.
+Contract: a copy belongs to one version of a sealed object. When a mover has made the copy,
+`still_current` checks that the object still has this version and no writer. Otherwise kvfs removes
+the copy. Namespaces take turns at the movers by weight. Not for deciding whether a copy is worth
+its write, nor for room: the caller reserves the bytes of a copy, and releases them.
 """
 
 import errno
@@ -33,16 +33,16 @@ from kvfs.tiers import Bucket, NvmeTier, Tier
 
 log = logging.getLogger(__name__)
 
-PERIOD = 0.002  # s between two checks of a state that signals no change
+PERIOD = 0.002  # s between two checks of a state that has no event
 PACKED_LEAST = 1 << 20  # bytes: a smaller file opens sooner than a mover could decompress it
 
 
 class TierTransfers:
-    """The copies between tiers; `in_flight` counts those under way, by namespace.
+    """The copies between local tiers. `in_flight` counts the running ones by namespace.
 
-    `sending` and `unpacking` have the inodes that are being uploaded or unpacked. Of all jobs, only
-    these two may work on the same object: an open that waits for unpacking must not wait for a
-    bucket.
+    `uploading` and `unpacking` have the inodes that movers upload or decompress. Of all jobs, only
+    an upload and a decompression may work on the same object at the same time: an open that waits
+    for the decompression must not wait for a bucket.
     """
 
     def __init__(self, ledger: Ledger, movers: MoverPool, breaker: CircuitBreaker) -> None:
@@ -50,33 +50,39 @@ class TierTransfers:
         self.movers = movers
         self.breaker = breaker
         self.in_flight: Counter[int] = Counter()
-        self.sending: set[int] = set()
+        self.uploading: set[int] = set()
         self.unpacking: set[int] = set()
         self._fair = FairQueue(movers.workers)
         self._logged_too_large = False
         self._logged_packing: set[str] = set()  # names of tiers
 
-    def written(self, ino: int) -> bool:
-        """Whether a copy of the object would be useless.
+    def copy_is_useless(self, ino: int) -> bool:
+        """Whether a new copy of the object would be useless.
 
-        It is useless while a writer has the object open, and for an orphan, which goes at its last
-        close. It is also useless while handles read a lost copy. kvfs makes no copy beside a lost
-        one: the record tells the next daemon which copy is invalid.
+        It is useless while a writer has the object open. It is useless for an orphan, which goes at
+        its last close. It is also useless while handles read a distrusted copy: the record must
+        tell the next daemon which copy is invalid.
         """
         held = self.ledger.table.open.get(ino)
         return held is not None and (held.writers > 0 or held.lost or not held.inode.links)
 
     def still_current(self, ino: int, version: int | None = None) -> Inode | None:
-        """The object, if it is sealed and still the version that the job is for; else None."""
+        """Return the object's record if a copy of this version is of use; else None.
+
+        version: the version that a job has copied; None: any.
+        """
         current = self.ledger.table.inode(ino)
-        if current is None or not current.links or not current.sealed or self.written(ino):
+        if current is None or not current.links or not current.sealed or self.copy_is_useless(ino):
             return None
         if version not in {None, current.version} or self.ledger.records.is_distrusted(current):
             return None
         return current
 
     async def copy(self, inodes: list[Inode], source: Tier, target: Tier, counter: str) -> None:
-        """Copy sealed objects and enter the copies of those that did not change meanwhile."""
+        """Copy sealed objects of one namespace, and record the copies of the unchanged ones.
+
+        counter: the counter of the ledger that counts these copies.
+        """
         jobs = [(inode.ino, inode.version, inode.digest) for inode in inodes]
         paths = [
             (
@@ -98,7 +104,7 @@ class TierTransfers:
                 bulk=settings.priority == "bulk",
             ):
                 if len(paths) == 1:
-                    results = [await self._carry_one(inodes[0], target, paths[0])]
+                    results = [await self._copy_one(inodes[0], target, paths[0])]
                 else:
                     results = await self.movers.copy_all(paths, data)
         except (MoverFailedError, MoverOverdueError):
@@ -119,7 +125,7 @@ class TierTransfers:
                         self.ledger.removals.lose(current, source)
             elif current is not None and {digest, current.digest} <= {b"", moved.digest}:
                 try:
-                    self._enter(current, target, moved, packed)
+                    self._record_copy(current, target, moved, packed)
                 except CatalogError as error:
                     self.ledger.trash.throw_away(target, ino, version)
                     self.breaker.failed("copy", self.ledger.catalog.named(ino), error)
@@ -130,10 +136,10 @@ class TierTransfers:
             else:
                 self.ledger.trash.throw_away(target, ino, version)
                 if current is not None:
-                    self.rotten(current, source)
+                    self.lose_rotten(current, source)
 
-    def packs(self, inode: Inode) -> bool:
-        """Whether to compress the object's copy on NVMe: opens then need room in RAM."""
+    def should_pack(self, inode: Inode) -> bool:
+        """Whether to compress (pack) the object's copy on NVMe. Its opens then need room in RAM."""
         ram, space = self.ledger.tiers.ram, self.ledger.namespaces.of(inode)
         if space.settings.compression != "nvme" or not space.takes(ram):
             return False
@@ -141,19 +147,19 @@ class TierTransfers:
             return False
         return ram.cost(inode.blocks) <= ram.capacity // 2
 
-    async def _carry_one(
+    async def _copy_one(
         self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
     ) -> Repacked | OSError:
-        """The result, or the error: the file is too large for the tier, or bytes are lost."""
+        """Return the result of a copy, or an error: the file is too large, or bytes are lost."""
         try:
-            return await self._carry(inode, target, path)
+            return await self._copy_or_pack(inode, target, path)
         except OSError as error:
             if not isinstance(error, LostError) and not _is_too_large(error, target):
                 raise
             return error
 
     def _too_large(self, inode: Inode, target: Tier, error: Exception) -> None:
-        """Exclude the object from demotion: the disk is healthy, and no later try would succeed."""
+        """Exclude the object from demotion: its file is too large for the file system of NVMe."""
         self.ledger.namespaces.of(inode).refuse_too_large(inode)
         log.log(
             logging.DEBUG if self._logged_too_large else logging.WARNING,
@@ -163,12 +169,12 @@ class TierTransfers:
         )
         self._logged_too_large = True
 
-    async def _carry(
+    async def _copy_or_pack(
         self, inode: Inode, target: Tier, path: tuple[str, str, int, bool]
     ) -> Repacked:
         source, destination, size, sparse = path
         nvme = self.ledger.tiers.nvme
-        if target is not nvme or not self.packs(inode):
+        if target is not nvme or not self.should_pack(inode):
             moved = await self.movers.copy(
                 *(source, destination, size),
                 sync=target.slow,
@@ -184,7 +190,7 @@ class TierTransfers:
         return found
 
     async def wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
-        """Wait until an evicted copy of the same file name has been unlinked."""
+        """Wait until kvfs has unlinked an evicted copy that has the same file name."""
         while any(trash[:3] == (tier, ino, version) for trash in self.ledger.trash.files):
             self.ledger.work.wake()
             await trio.sleep(PERIOD)
@@ -192,7 +198,7 @@ class TierTransfers:
     def count_packing(
         self, inode: Inode, tier: NvmeTier | Bucket, packing: Packing, size: int
     ) -> None:
-        """Count a compression for `tier`: its result has `size` bytes, if that is smaller."""
+        """Count a compression in the counters of `tier`. size: bytes of a smaller result."""
         counters = tier.counters
         counters["compress_cpu_us"] += round(packing.cpu_seconds * 1e6)
         if packing.smaller:
@@ -209,24 +215,27 @@ class TierTransfers:
             )
             self._logged_packing.add(tier.name)
 
-    def _enter(self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None) -> None:
+    def _record_copy(
+        self, inode: Inode, target: Tier, moved: Moved, packed: PackedCopy | None
+    ) -> None:
         """Record the new copy in the catalog. Raises CatalogError."""
         if failpoints.active:
             failpoints.reach("dispatcher.copied")
         self.ledger.records.add_copy(inode, target, moved.blocks, moved.digest, packed)
 
-    def rotten(self, inode: Inode, tier: Tier) -> None:
-        """Lose a copy that looked untouched, but has other bytes than at the seal.
+    def lose_rotten(self, inode: Inode, tier: Tier) -> None:
+        """Lose a damaged copy: its file seems unchanged, but its bytes do not match the digest.
 
-        kvfs serves no new open from it, even if a program has the object open: see `Removals.lose`.
+        kvfs serves no new open from the copy, even if a program has the object open: see
+        `Removals.lose`.
         """
         why = "its bytes do not match their digest"
         self.ledger.removals.lose(inode, tier, quarantine=True, why=why)
 
     def give_up_distrusted(self, ino: int) -> None:
-        """Lose copies that no digest can prove, as an open would: no job can use them."""
+        """Lose the distrusted copies of an object that has no digest: no job can use them."""
         inode = self.ledger.table.inode(ino)
-        if inode is None or not inode.links or not inode.sealed or self.written(ino):
+        if inode is None or not inode.links or not inode.sealed or self.copy_is_useless(ino):
             return
         if self.ledger.records.is_distrusted(inode):
             for tier in self.ledger.tiers.holders(inode):
@@ -235,5 +244,5 @@ class TierTransfers:
 
 
 def _is_too_large(error: Exception, target: Tier) -> bool:
-    """Whether the file system below NVMe has no file of that size."""
+    """Whether the copy failed because the file system of NVMe allows no file of that size."""
     return target.slow and isinstance(error, OSError) and error.errno == errno.EFBIG

@@ -38,7 +38,7 @@ class TrashBin:
             del trash[: len(batch)]
         if (closing := self.ledger.trash.closing) and nvme.works:
             self.ledger.trash.closing = []
-            await nvme.calls.wait(partial(_close_all, closing))
+            await nvme.calls.run_unlimited(partial(_close_all, closing))
         if self._undeleted and nvme.health.state == "healthy":
             again, self._undeleted = self._undeleted, []
             batch = [one for one in again if not self._in_use(one)]
@@ -46,7 +46,7 @@ class TrashBin:
 
     async def _remove(self, batch: list[TrashFile], nvme: NvmeTier) -> list[TrashFile]:
         """Remove a batch of files. Returns those that the disk refused to remove."""
-        done = await nvme.calls.wait(partial(_remove_all, batch))
+        done = await nvme.calls.run_unlimited(partial(_remove_all, batch))
         for trash, (its, fd) in zip(batch, done, strict=True):
             self.ledger.trash.removed(trash, its, fd)
         return [trash for trash, (its, _) in zip(batch, done, strict=True) if its is False]

@@ -96,7 +96,7 @@ class Unpacking:
             raise
 
     async def _bring(self, ino: int, version: int) -> None:
-        sending, unpacking = self.transfers.sending, self.transfers.unpacking
+        sending, unpacking = self.transfers.uploading, self.transfers.unpacking
         while ino in self._jobs and ino not in sending:  # noqa: ASYNC110 (as `download` waits)
             await trio.sleep(PERIOD)
         self._jobs.add(ino)

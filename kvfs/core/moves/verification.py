@@ -72,7 +72,7 @@ class Verification:
             raise
         current = self.transfers.still_current(ino, version)
         if current is not None and current.digest not in {b"", found.digest}:
-            self.transfers.rotten(current, nvme)
+            self.transfers.lose_rotten(current, nvme)
         elif current is not None and (current.digest or found.mtime_ns == current.backing_mtime_ns):
             if failpoints.active:
                 failpoints.reach("dispatcher.settled")

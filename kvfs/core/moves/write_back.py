@@ -51,12 +51,12 @@ class WriteBack:
         ledger = self.ledger
         ram = ledger.tiers.ram
         spaces = demotable(ledger)
-        size = sum(space.held[ram.name] - space.clean_bytes for space in spaces)
-        count = sum(space.held_objects[ram.name] - space.clean_objects for space in spaces)
+        size = sum(space.held[ram.name] - space.doubled_bytes for space in spaces)
+        count = sum(space.held_objects[ram.name] - space.doubled_objects for space in spaces)
         count -= self.too_large
         if count <= FEW:  # few: count each, without orphans, which are not worth copying
             inos = chain.from_iterable(map(_only_in_ram, spaces))
-            written = self.transfers.written
+            written = self.transfers.copy_is_useless
             inodes = [ledger.table.inode(ino) for ino in inos if not written(ino)]
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
         if count and not self.wanted:

@@ -55,7 +55,7 @@ class Attributes:
             if mtime_ns is not None:
                 inode.mtime_ns = mtime_ns
             inode.ctime_ns = self.tree.now()
-            self.tree.ledger.dirty.attributes(inode, batch)
+            self.tree.ledger.dirty.on_new_attributes(inode, batch)
             batch.put(inode)
         return inode
 

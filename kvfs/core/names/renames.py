@@ -224,7 +224,7 @@ class Renames:
         else:
             self.namespaces.places.place(inode, target_dir, moved.name, batch)
             if inode.links[0] == new:
-                self.ledger.dirty.named(inode, batch, target_dir, moved.name)
+                self.ledger.dirty.on_new_name(inode, batch, target_dir, moved.name)
             if _place_of(inode) != _place_of(before):
                 self.tree.account_anew(before, inode, batch)
         batch.put(inode)
@@ -236,7 +236,7 @@ class Renames:
         if inode.namespace not in (inode.ino, target_dir.namespace):
             inode.namespace = target_dir.namespace
             self.namespaces.account_anew(inode.ino, batch)
-        elif self.ledger.dirty.on:  # its files have other names in the bucket
+        elif self.ledger.dirty.keeps_marks:  # its files have other names in the bucket
             self.namespaces.account_anew(inode.ino, batch)
 
     def _check_namespace(self, inode: Inode, target_dir: Inode) -> None:

@@ -326,7 +326,7 @@ class Tree:
         inode.ctime_ns = self.now()
         if inode.links:
             if inode.links[0] != first:
-                self.ledger.dirty.named(inode, batch)
+                self.ledger.dirty.on_new_name(inode, batch)
                 self._place_anew(inode, batch)
             batch.put(inode)
         elif inode.ino in self.ledger.table.open:
@@ -351,7 +351,7 @@ class Tree:
         accounts = self.ledger.accounts
         if accounts.accounted(inode):
             batch.then(partial(accounts.dismiss, before))
-            batch.then(partial(accounts.count_anew if old else accounts.admit, inode))
+            batch.then(partial(accounts.count_anew if old else accounts.enter, inode))
 
     def rmdir(self, parent: int, name: bytes) -> None:
         directory = self.directory(parent)

@@ -238,7 +238,7 @@ class Walks:
     def _place(self, inode: Inode, directory: Inode, name: bytes, batch: Batch) -> None:
         before = batch.change(inode)
         self.namespaces.places.place(inode, directory, name, batch)
-        self.ledger.dirty.moved(inode, batch)
+        self.ledger.dirty.on_new_path(inode, batch)
         if inode == before:
             return
         batch.put(inode)

@@ -2,8 +2,9 @@
 
 Contract: synchronous, no I/O. Bytes are physical, each object counted once. There is an order for
 each fate of an object: lost, evicted from RAM only, dropped for a quota. Each object is in the
-orders that `order` names, and in `whole`. `accesses` shows each access to the policies, once for
-all orders. Not for finding the namespace of an object (`Namespaces`), nor for victims (`Victims`).
+orders that `order` names, and in `quota_order`. `accesses` shows each access to the policies, once
+for all orders. Not for finding the namespace of an object (`Namespaces`), nor for victims
+(`Victims`).
 """
 
 import time
@@ -69,14 +70,14 @@ class Namespace:
         self.ahead = 0  # bytes set aside for the next writes of those writers
         self.unlinked = 0  # bytes of its files that have no name any more
         self.spilled = 0  # objects that only the bucket has
-        self.clean_bytes = self.clean_objects = 0  # in RAM, but on NVMe as well
+        self.doubled_bytes = self.doubled_objects = 0  # in RAM, and on NVMe as well
         self.held: Counter[str] = Counter()  # bytes by tier
         self.held_objects: Counter[str] = Counter()
         self.models: Counter[int] = Counter()  # objects by number, see `Namespaces.models`
         self.model_bytes: Counter[int] = Counter()
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.opens_timed, self.open_seconds = 0, 0.0  # opens to read, and how long they took
-        self.spare: dict[int, int] = {}  # inode -> bytes
+        self.refused: dict[int, int] = {}  # inode -> bytes, of the objects in `ram_spare`
         self.too_large: set[int] = set()  # inodes that only RAM has: they are too large for NVMe
         self.limits = Limits(settings)
         self.opens = OpenOrder()
@@ -96,18 +97,18 @@ class Namespace:
         # The order in which objects of all tiers go for a hard quota. With an order for each tier,
         # a block of RAM would go before the blocks that follow it on NVMe. It exists only if there
         # is a quota and more than one tier.
-        self.whole: Order | None = None
-        self.whole_filled = True  # with all objects from before the quota
-        self._arrange_whole()
+        self.quota_order: Order | None = None
+        self.quota_order_filled = True  # with all objects from before the quota
+        self._arrange_quota_order()
         self.blocks = Blocks(self.release) if settings.prefix else None
 
-    def _arrange_whole(self) -> None:
+    def _arrange_quota_order(self) -> None:
         quota = self.settings.quota_hard or self.settings.quota_objects
         if not (self.tiered and quota):
-            self.whole = None
-        elif self.whole is None:
-            self.whole = self._order(_policies(self.settings)[0], self.choice)
-            self.whole_filled = not self.objects
+            self.quota_order = None
+        elif self.quota_order is None:
+            self.quota_order = self._order(_policies(self.settings)[0], self.choice)
+            self.quota_order_filled = not self.objects
 
     def _watch(self) -> None:
         """Show accesses to the policies that use them, and to no others."""
@@ -128,7 +129,7 @@ class Namespace:
         return (
             *(self.ram_only, self.ram_clean, self.ram_spare, self.on_nvme),
             *(self.ram_kept, self.nvme_kept),
-            *((self.whole,) if self.whole is not None else ()),
+            *((self.quota_order,) if self.quota_order is not None else ()),
         )
 
     def order(self, inode: Inode, tier: Tier, holders: list[Tier]) -> Order:
@@ -139,7 +140,7 @@ class Namespace:
             return self.ram_clean
         if inode.unevictable:
             return self.ram_kept
-        return self.ram_spare if inode.ino in self.spare else self.ram_only
+        return self.ram_spare if inode.ino in self.refused else self.ram_only
 
     def release(self, key: int) -> None:
         """Let a held back group go, as far as this namespace knows."""
@@ -152,7 +153,7 @@ class Namespace:
         The next touch moves it back.
         """
         self.ram_only.discard(inode)
-        self.spare[inode.ino] = Tier.cost(inode.blocks)
+        self.refused[inode.ino] = Tier.cost(inode.blocks)
         self.ram_spare.touch(inode)
 
     def refuse_too_large(self, inode: Inode) -> None:
@@ -164,7 +165,7 @@ class Namespace:
     def take_back(self, inode: Inode) -> None:
         """Undo `refuse`: the object was touched, or leaves."""
         self.too_large.discard(inode.ino)
-        if self.spare and self.spare.pop(inode.ino, None) is not None:
+        if self.refused and self.refused.pop(inode.ino, None) is not None:
             self.ram_spare.discard(inode)
 
     def see(self, inode: Inode) -> None:
@@ -226,8 +227,8 @@ class Namespace:
                 self.ram_choice.capacity = entries
         if most:
             self.would_be.capacity = self.choice.capacity = most
-            if self.whole is not None:
-                self.whole.give_room_for(most)
+            if self.quota_order is not None:
+                self.quota_order.give_room_for(most)
         self.would_be.follow(self.winner or "lru")
         self.accesses.update_mask()
 
@@ -240,7 +241,7 @@ class Namespace:
         before, self.settings = self.settings, settings
         self.use_step = _use_step(settings)
         self.limits.change(settings)
-        self._arrange_whole()
+        self._arrange_quota_order()
         if before.prefix != settings.prefix:  # it is empty
             self.blocks = Blocks(self.release) if settings.prefix else None
         if (before.eviction, before.pin) != (settings.eviction, settings.pin):
@@ -250,7 +251,7 @@ class Namespace:
                 (self.ram_clean, moves, self.ram_choice),
                 (self.ram_spare, drops, self.ram_choice),
                 (self.on_nvme, drops, self.choice),
-                (self.whole, drops, self.choice),
+                (self.quota_order, drops, self.choice),
             ):
                 if order is not None:
                     order.change(self._policy(name, choice), evictable=name != "never")

@@ -331,8 +331,8 @@ class Namespaces:
             found.held[tier] += sign * bytes_
             found.held_objects[tier] += sign
         if len(costs) > 1:
-            found.clean_bytes += sign * cost
-            found.clean_objects += sign
+            found.doubled_bytes += sign * cost
+            found.doubled_objects += sign
         if self._ended and not found.objects:
             self._ended.pop(found.ino, None)
         if inode.model:

@@ -154,7 +154,7 @@ class Creation:
         if room.tier is ram or not namespace.takes(ram):
             return None
         least = min(room.size, ram.capacity // 4)  # a file of unknown size reserves much
-        return self.room.begin(ram, least, namespace)
+        return self.room.reserve_for_file(ram, least, namespace)
 
     async def replace(self, inode: Inode) -> OpenObject:
         """Begin a new content where there is room. No program has the object open."""
@@ -214,7 +214,7 @@ class Creation:
         ledger.tiers.set_holder(inode, tier, holds=True)
         if not keep:
             inode.size = inode.blocks = 0
-        ledger.dirty.rewritten(inode, batch)
+        ledger.dirty.on_rewrite(inode, batch)
         inode.version = version
         inode.sealed = False
         inode.digest = b""

@@ -54,7 +54,7 @@ class Mappings:
         """Whether another process than the daemon and one writer has the file.
 
         False if the object has readers: then it cannot be told. Without them no other open is under
-        way, so the kernel lease that `Tier.shared` takes disturbs none.
+        way, so the kernel lease that `Tier.is_in_use` takes disturbs none.
         """
         if not self._alone(held):
             return False
@@ -62,7 +62,7 @@ class Mappings:
             self.backings.release(held.backing_id)
             held.backing_id = self.backings.register(held.fd)
             held.reopened = False
-        return held.tier.shared(held.fd)
+        return held.tier.is_in_use(held.fd)
 
     async def outlives(self, held: OpenObject) -> bool:
         """Whether a mapping is left of a writer whose handle is being released.

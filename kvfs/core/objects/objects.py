@@ -268,7 +268,7 @@ class Objects:
         Returns the number of bytes written.
         """
         try:
-            with self.sealing.bounds.admitted(held, start, len(content)):
+            with self.sealing.bounds.room_for_write(held, start, len(content)):
                 return await self.files.on_file(
                     held, "write", lambda fd: os.pwrite(fd, content, start)
                 )

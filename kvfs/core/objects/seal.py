@@ -121,7 +121,7 @@ class Sealing:
                 self._forget_former(held, batch)
             batch.put(inode)
             batch.mark_finished(inode.ino)
-            self.ledger.dirty.sealed(inode, batch)
+            self.ledger.dirty.on_seal(inode, batch)
         held.sealed_as = found
         self.ledger.counters["sealed"] += 1
         space = self.ledger.namespaces.of(inode)
@@ -173,11 +173,11 @@ class Sealing:
             held.lent = -1
         if not last:
             if held.doom is not None and not held.writers:  # no watch looks at it any more
-                await self.bounds.empty(held, os.dup(held.fd))
+                await self.bounds.empty_file(held, os.dup(held.fd))
             return
         if held.fd >= 0:
             if held.tier.slow and writable:
-                await held.tier.calls.wait(partial(os.close, held.fd))
+                await held.tier.calls.run_unlimited(partial(os.close, held.fd))
             else:
                 os.close(held.fd)
         self.incoming.read_from(held, None)
@@ -260,7 +260,7 @@ class Sealing:
         ledger, inode = self.ledger, held.inode
         self._seal(held)
         held.reserve(0)
-        ledger.accounts.admit(inode)
+        ledger.accounts.enter(inode)
         held.accounted = True
         ledger.table.unstage(held)  # or its namespace's quota would count it twice
         ledger.namespaces.written(inode, held.charged)
@@ -277,7 +277,9 @@ class Sealing:
         parent, name = held.publish or self.catalog.some_name(inode)
         what = self.catalog.named(inode.ino)
         log.warning("%s is cut off: %s; its writer's close fails", what, why)
-        if name and held.staged > held.tier.configured:  # the next one begins in another tier
+        if (
+            name and held.staged > held.tier.configured_capacity
+        ):  # the next one begins in another tier
             space = ledger.namespaces.of(inode)
             self.placement.learn(parent, name, space, held.staged)
         held.doom = why

@@ -228,7 +228,7 @@ def _seal(ledger: Ledger, objects: Objects, inode: Inode) -> None:
         log.error("%s was being made, and is lost, it has no file: %s", what, error)
         ledger.removals.drop(inode, "unfinished")
         return
-    if tier.shared(fd):  # a process has a descriptor that it was lent for writing
+    if tier.is_in_use(fd):  # a process has a descriptor that it was lent for writing
         os.close(fd)
         _watch(objects, inode)
         return

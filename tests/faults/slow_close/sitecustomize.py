@@ -14,7 +14,7 @@ from kvfs.tiers.calls import Calls
 
 TAKES = 1.0  # s
 mappings.PERIOD = TAKES
-_wait = Calls.wait
+_wait = Calls.run_unlimited
 
 
 def _slowly(job: Callable[[], object]) -> object:
@@ -27,4 +27,4 @@ async def wait(self: Calls, job: Any) -> Any:  # noqa: ANN401 (whatever the job 
     return await _wait(self, partial(_slowly, job) if closes else job)
 
 
-Calls.wait = wait  # type: ignore[method-assign]
+Calls.run_unlimited = wait  # type: ignore[method-assign]

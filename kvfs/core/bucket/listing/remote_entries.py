@@ -152,10 +152,10 @@ class RemoteEntries:
         ours = seen is None and not answer.strange
         if seen is not None and inode.digest:
             ours = (seen.facts.size, seen.facts.digest) == (inode.size, inode.digest)
-        if not ours or self.dirty.bytes >= bucket.most // SHARE:
+        if not ours or self.dirty.bytes >= bucket.max_dirty_bytes // SHARE:
             return "here"
         with self.catalog.batch() as batch:
-            self.dirty.lacking(inode, batch)
+            self.dirty.mark(inode, batch)
         bucket.counters["conflicts_ended"] += 1
         logged = trio.current_time() < self._logged_at + LOGGED_FOR
         log.log(
@@ -273,7 +273,7 @@ class RemoteEntries:
         batch.put(inode)
         batch.link(place.parent, Dentry(place.name, inode.ino, inode.ino))
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
-        batch.then(partial(self.ledger.accounts.admit, inode))
+        batch.then(partial(self.ledger.accounts.enter, inode))
         return True
 
     def _complete(self, inode: Inode, key: str, seen: Seen) -> None:
@@ -283,7 +283,7 @@ class RemoteEntries:
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
-            batch.then(partial(self.ledger.records.described, before, inode))
+            batch.then(partial(self.ledger.records.account_known_size, before, inode))
 
 
 def _describe(inode: Inode, facts: Facts) -> None:

@@ -13,13 +13,15 @@ import logging
 
 import trio
 
-from kvfs.core.ledger.dirty import CAUGHT_UP, TOLD_APART
+from kvfs.core.ledger.dirty import CAUGHT_UP, CONTESTED_MARKED
 from kvfs.core.moves.transfers import TierTransfers
 
 log = logging.getLogger(__name__)
 
 STEP = 16  # inodes, 0.3 ms
-SHARE = 4  # the backlog adds objects while at most one part of this many of `most` is dirty
+SHARE = (
+    4  # the backlog adds objects while at most one part of this many of `max_dirty_bytes` is dirty
+)
 PAUSE = 1.0  # s until the next check for room, if no event comes before
 
 
@@ -36,21 +38,21 @@ class Backlog:
         """Look through the catalog whenever that is needed. Raises CatalogError."""
         await self.ledger.accounts.census_done.wait()
         while True:
-            self.dirty.behind = trio.Event()
-            if not self.catalog.fact(CAUGHT_UP) or not self.catalog.fact(TOLD_APART):
+            self.dirty.look_back_wanted = trio.Event()
+            if not self.catalog.fact(CAUGHT_UP) or not self.catalog.fact(CONTESTED_MARKED):
                 await self.look()
-            await self.dirty.behind.wait()
+            await self.dirty.look_back_wanted.wait()
 
     async def look(self) -> None:
         """Look through the whole catalog."""
-        behind, found = self.dirty.behind, 0
+        behind, found = self.dirty.look_back_wanted, 0
         at, end = 0, self.catalog.counter
         while at < end and (inodes := self.catalog.inodes_after(at, STEP)):
             lacking = [inode for inode in inodes if self._lacks(inode.ino)]
             if lacking:
                 with self.catalog.batch() as batch:
                     for inode in lacking:
-                        self.dirty.lacking(inode, batch, inode.backing_mtime_ns)
+                        self.dirty.mark(inode, batch, inode.backing_mtime_ns)
             found += len(lacking)
             at = inodes[-1].ino
             await trio.lowlevel.checkpoint()
@@ -58,13 +60,13 @@ class Backlog:
         if not behind.is_set():  # else a namespace began to use the bucket meanwhile
             with self.catalog.batch() as batch:
                 batch.set_fact(CAUGHT_UP, "1")
-                batch.set_fact(TOLD_APART, "1")
+                batch.set_fact(CONTESTED_MARKED, "1")
         if found:
             log.info("%d objects were sealed before they were to be in the bucket", found)
 
     async def _wait_for_room(self) -> None:
         bucket = self.ledger.tiers.bucket
-        while self.dirty.bytes > bucket.most // SHARE:
+        while self.dirty.bytes > bucket.max_dirty_bytes // SHARE:
             with trio.move_on_after(PAUSE):
                 await self.dirty.changed.wait()
 

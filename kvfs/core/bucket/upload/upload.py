@@ -137,7 +137,7 @@ class Uploads:
             current = self.transfers.still_current(inode.ino, inode.version)
             if current is not None and source and source in self.ledger.tiers.holders(current):
                 log.error("%s is not uploaded, its copy is wrong: %s", named, error)
-                self.transfers.rotten(current, source)
+                self.transfers.lose_rotten(current, source)
                 return Later(BUSY)
             return Later(AGAIN)
         except FileNotFoundError:
@@ -188,7 +188,7 @@ class Uploads:
         """Record that the bucket has the object. Raises CatalogError; then it goes up again."""
         ledger, dirty, key = self.ledger, self.dirty, uploaded.stored.key
         counters = self.bucket.counters
-        self.bucket.wrote(key)
+        self.bucket.forget_wrong_bytes(key)
         counters["copies" if copied else "uploads"] += 1
         counters["upload_bytes"] += 0 if copied else uploaded.stored.size
         if uploaded.packing is not None:
@@ -203,7 +203,7 @@ class Uploads:
         changed = ledger.table.inode(inode.ino)
         with ledger.catalog.batch() as batch:
             if changed is not None and changed.links and changed.version != inode.version:
-                dirty.replaced(inode.ino, uploaded.stored, batch)
+                dirty.on_older_upload(inode.ino, uploaded.stored, batch)
             else:
                 self.superseded.delete(key, batch)
 
@@ -217,7 +217,7 @@ class Uploads:
             with ledger.catalog.batch() as batch:
                 self.dirty.unmark(inode.ino, batch)
         else:
-            ledger.records.take_from_bucket(inode)
+            ledger.records.record_not_in_bucket(inode)
 
     def _conflict(
         self, inode: Inode, stored: Stored | None, key: str, error: ObjectExistsError
@@ -250,7 +250,7 @@ class Uploads:
         if current is None or stored is None:
             return None
         if ledger.tiers.holders(current):
-            ledger.records.take_from_bucket(current, contested=True)
+            ledger.records.record_not_in_bucket(current, contested=True)
         else:
             ledger.removals.let_go(current, delete=True)
         return None
@@ -275,7 +275,7 @@ class Uploads:
         )
         meant = self.dirty.key(current) != stored.key or not self.bucket.shared
         if meant and self.ledger.tiers.holders(current):
-            self.ledger.records.take_from_bucket(current, dirty=True, delete=False)
+            self.ledger.records.record_not_in_bucket(current, dirty=True, delete=False)
             return Later(0.0)
         if self._in_use(current.ino):
             return Later(AGAIN)

@@ -100,8 +100,8 @@ class Uploader:
 
     def _begin(self, nursery: trio.Nursery) -> None:
         while self.running < self.remote.uploads and (ino := self.dirty.take()) is not None:
-            if ino in self._jobs or self.transfers.written(ino):
-                self.dirty.put_back(ino, _in(BUSY))
+            if ino in self._jobs or self.transfers.copy_is_useless(ino):
+                self.dirty.set_due(ino, _in(BUSY))
                 continue
             self._jobs.add(ino)
             self.running += 1
@@ -110,7 +110,7 @@ class Uploader:
     async def job(self, ino: int) -> None:
         """Upload one object, which is in `jobs` and counted as running."""
         later = Later(AGAIN)
-        self.transfers.sending.add(ino)
+        self.transfers.uploading.add(ino)
         try:
             later = await self._upload(ino) or Later(0.0)
         except (StoreError, TierError) as error:
@@ -123,7 +123,7 @@ class Uploader:
                 self.transfers.breaker.failed("upload", self.ledger.catalog.named(ino), error)
         finally:
             self.running -= 1
-            self.transfers.sending.discard(ino)
+            self.transfers.uploading.discard(ino)
             if ino not in self.transfers.unpacking:
                 self._jobs.discard(ino)
             self.dirty.give_back(ino, _in(later.seconds))
@@ -141,7 +141,7 @@ class Uploader:
             self.transfers.give_up_distrusted(ino)
             return Later(BUSY)
         key, stored = dirty.key(inode), dirty.stored(ino)
-        if key is None or dirty.is_there(inode, stored, key):
+        if key is None or dirty.is_current_in_bucket(inode, stored, key):
             self.uploads.skip_upload(inode, wanted=key is not None or dirty.wanted(inode))
             return None
         if key in self._locked:
@@ -174,7 +174,7 @@ class Uploader:
         if ino in dirty and wanted is not None and dirty.superseded.claims.get(wanted, ino) == ino:
             return Later(BUSY)
         if ledger.tiers.holders(other) or not other.in_bucket:  # it can be uploaded again
-            ledger.records.take_from_bucket(other, dirty=ino in dirty)
+            ledger.records.record_not_in_bucket(other, dirty=ino in dirty)
             return Later(0.0)
         aside = self.uploads.target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, None)
         self._jobs.add(ino)
