@@ -273,7 +273,7 @@ class Batch:
             try:
                 consequence()
             except Exception as error:
-                log.exception("what follows from a change of the catalog failed: a defect of kvfs")
+                log.exception("a step after a change of the catalog failed: a defect of kvfs")
                 met = met or error
         if met is not None:
             raise met

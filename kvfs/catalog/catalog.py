@@ -107,7 +107,7 @@ class Catalog:
             )
         if self.doubt:
             log.error(
-                "catalog %s: %s: names may be missing; files that have none stay where they are "
+                "catalog %s: %s: names may be missing; files without a name stay where they are "
                 "until kvfs fsck --repair",
                 *(self.path, self.doubt),
             )
@@ -206,7 +206,7 @@ class Catalog:
             return None
         found = self._readable(ino, record)
         if found is None:
-            raise CatalogError(f"catalog {self.path}: the record of inode {ino} makes no sense")
+            raise CatalogError(f"catalog {self.path}: the record of inode {ino} is invalid")
         return found
 
     def _readable(self, ino: int, record: bytes) -> Inode | None:
@@ -217,7 +217,7 @@ class Catalog:
             if ino not in self.unreadable:
                 self.unreadable.add(ino)
                 log.error(
-                    "catalog %s: the record of inode %d makes no sense (%s): "
+                    "catalog %s: the record of inode %d is invalid (%s): "
                     "kvfs fsck --repair removes it",
                     *(self.path, ino, error),
                 )

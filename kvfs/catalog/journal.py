@@ -276,7 +276,7 @@ def _content(path: Path) -> bytes:
         size = os.fstat(file).st_size
         if size > LARGEST:
             log.error(
-                "%s has %d bytes, expected %d at most: the rest is passed by", path, size, LARGEST
+                "%s has %d bytes, expected %d at most: the rest is ignored", path, size, LARGEST
             )
         return os.pread(file, min(size, LARGEST), 0)
     finally:

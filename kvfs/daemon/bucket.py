@@ -104,7 +104,7 @@ def _terms_before(noted: Path) -> Terms | None:
             raise kept.wrong(noted, str(told), expected, cure)
         return Terms(**told)
     except ConfigError as error:
-        log.warning("the bucket is asked again, what is noted of it is damaged: %s", error)
+        log.warning("the bucket is asked again, the note about it is damaged: %s", error)
         return None
 
 

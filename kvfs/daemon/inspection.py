@@ -39,7 +39,7 @@ def describe(mount: Mount, ino: int) -> dict[str, Any]:
     """Return the facts of an inode. Raises NotFoundError."""
     inode = mount.ledger.table.inode(ino)
     if inode is None or mount.ledger.removals.is_gone(inode):
-        raise NotFoundError(f"{mount.ledger.catalog.named(ino)}: there is none any more")
+        raise NotFoundError(f"{mount.ledger.catalog.named(ino)}: it does not exist any more")
     held = mount.ledger.table.staging.get(ino)
     if held is not None:
         mount.operations.objects.files.measure(held)

@@ -124,9 +124,7 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
                 jobs.cancel(job)
             found = jobs.look(job)
             if found is None:
-                raise ControlError(
-                    f"{what} {job} is not known any more: its daemon was replaced; ask for it again"
-                )
+                raise ControlError(f"{what} {job} is lost: its daemon was replaced; start it again")
             return found
 
         return look

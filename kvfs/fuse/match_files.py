@@ -82,7 +82,7 @@ def _remembered(path: Path) -> _Asked | None:
             raise kept.wrong(path, text or "", _RECORD, _CURE)
     except ConfigError as error:
         log.warning(
-            "a descriptor of %s is forgotten, its client opens anew: %s", matching.NAME, error
+            "a descriptor of %s is lost, its client must open it again: %s", matching.NAME, error
         )
         return None
     ino, *who = map(int, text.split(" "))

@@ -123,7 +123,7 @@ def test_a_takeover_forgets_questions_with_damaged_records(mount: Mount) -> None
     assert len(records) == len(open_)
     records[0].write_text("")
     records[1].write_text("7 x y")
-    kv.expect_log("a descriptor of .match is forgotten, ")
+    kv.expect_log("a descriptor of .match is lost, ")
     kv.kill_daemon()
     assert kv.status()["takeovers"] == 1
     for fd in open_:

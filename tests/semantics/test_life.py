@@ -385,7 +385,7 @@ def test_log_and_journal_are_damaged(kv: Mounted) -> None:
         (kv.path / f"{number}.kv").write_bytes(bytes([number]) * 5000)
     files = {tier["path"]: count(tier["path"]) for tier in local(kv.status()).values()}
     kv.kill()
-    kv.expect_log("its journal is gone: .* names may be missing; files that have none stay")
+    kv.expect_log("its journal is gone: .* names may be missing; files without a name stay")
     kv.expect_log("names may be missing, its bytes stay for kvfs fsck --repair")
     kv.expect_log("repaired: ")
     (log,) = (nvme / "catalog").glob("*.log")

@@ -158,6 +158,24 @@ def test_imports_point_down() -> None:
     assert wrong == []
 
 
+def test_rooms_of_one_floor_do_not_import_each_other() -> None:
+    def room(module: str) -> str:
+        floor = LAYERS[layer(module) or 0]
+        return next(one for one in floor if is_or_in(module, one))
+
+    inside = [
+        found
+        for found in ALL
+        if is_or_in(found.module, "kvfs.core") and is_or_in(found.imported, "kvfs.core")
+    ]
+    assert [
+        str(found)
+        for found in inside
+        if layer(found.module) == layer(found.imported)
+        and room(found.module) != room(found.imported)
+    ] == []
+
+
 def test_no_modules_import_each_other_in_a_circle() -> None:
     """Also for types only. A module is left out once all that it imports is."""
     left = {

@@ -26,8 +26,8 @@ def test_harmless_text_is_not_masked(line: str) -> None:
     ("line", "shown"),
     [
         (
-            "what the bucket has of foo.kv is not entered",
-            "what the bucket has of <masked> is not entered",
+            "the bucket's names for foo.kv are not entered",
+            "the bucket's names for <masked> are not entered",
         ),
         ("namespace bob: no quota", "namespace <masked>: no quota"),
         ("'llama/x' is uploaded once more: 503", "<masked> is uploaded once more: 503"),

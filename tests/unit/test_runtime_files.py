@@ -42,7 +42,7 @@ def test_of_damaged_notes_about_a_store_nothing_is_believed(
     else:
         DAMAGES[damage](noted)
     assert bucket._terms_before(noted) is None
-    assert "the bucket is asked again, what is noted of it is damaged: " in caplog.text
+    assert "the bucket is asked again, the note about it is damaged: " in caplog.text
 
 
 def test_notes_about_a_store_of_a_version_before_are_believed(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class CheckJob(Job):
             await check(self.survey)
         except (KvfsError, OSError) as error:
             self.failed = str(error)
-            log.error("check: it cannot go on, begin it again: %s", error)
+            log.error("check: the check cannot go on, start it again: %s", error)
         except Exception as error:
             self.failed = f"{error!r}; the daemon's log has more"
             log.exception("check: a defect of kvfs")

@@ -56,7 +56,7 @@ class InodeCheck:
 
         ino = keys.number(key) or 0
         self.survey.unreadable.add(ino)
-        what = f"its record makes no sense (key {(keys.INODES + key).hex()})"
+        what = f"its record is invalid (key {(keys.INODES + key).hex()})"
         mend = partial(self.survey.erase, keys.INODES, key)
         self.survey.report("record", ino, "", what, "remove it: the inode is lost", mend)
 

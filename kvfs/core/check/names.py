@@ -105,7 +105,7 @@ class NameCheck:
         return tuple(found[:1] if inode.is_dir else found)
 
     def _unreadable(self, kind: bytes, key: bytes) -> None:
-        what = f"a directory entry makes no sense (key {(kind + key).hex()})"
+        what = f"a directory entry is invalid (key {(kind + key).hex()})"
         self.survey.report(
             "record", 0, "", what, "remove it", partial(self.survey.erase, kind, key)
         )

@@ -136,7 +136,7 @@ class NamespaceCheck:
         for key, _ in self.catalog.records(keys.MODELS):
             value = self.catalog.record(keys.MODELS, key)
             if value is not None and audit.model(key, value) is None:
-                what = f"a model's name makes no sense (key {(keys.MODELS + key).hex()})"
+                what = f"a model's name is invalid (key {(keys.MODELS + key).hex()})"
                 mend = partial(survey.erase, keys.MODELS, key)
                 survey.report("record", 0, "", what, "remove it", mend)
             await survey.step(0)
@@ -227,7 +227,7 @@ class NamespaceCheck:
             what, cure = "it was dropped, but has a name", "take its name away: it stays dropped"
             self.survey.report_inode("mark", inode, what, cure, partial(self._take_name, inode))
         elif audit.dropped(value) is None:
-            what = "it was dropped, and the name that it had makes no sense"
+            what = "it was dropped, and the name that it had is invalid"
             forget = partial(self.namespaces.forget_name, inode.ino)
             cure, mend = "forget the name: it stays dropped", partial(self.survey.change, forget)
             self.survey.report("mark", inode.ino, "", what, cure, mend)
@@ -276,5 +276,5 @@ class NamespaceCheck:
         if inode.links:
             return "it is to be published, but has a name"
         if audit.publication(value) is None:
-            return "it is to be published under a name that makes no sense"
+            return "it is to be published under an invalid name"
         return ""

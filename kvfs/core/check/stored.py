@@ -80,7 +80,7 @@ class MarkCheck:
             keys.DELETED: audit.deleted(value) is not None,
         }[kind]
         if ino is None or not good:
-            what = f"a mark about the bucket makes no sense (key {(kind + key).hex()})"
+            what = f"a mark about the bucket is invalid (key {(kind + key).hex()})"
             self._report(ino or 0, inode, what, partial(self.survey.erase, kind, key))
         elif kind != keys.DELETED and ino not in self.survey.unreadable:
             fits = inode is not None and inode.is_file

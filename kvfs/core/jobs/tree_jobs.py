@@ -55,7 +55,7 @@ class TreeJobs(Jobs[_TreeJob]):
     def start(self, roots: Sequence[int], visitor: Visitor) -> int:
         """Start a job and return its number. Raises NoSpaceError."""
         if self.alive >= ALIVE_MOST:
-            raise NoSpaceError(f"{ALIVE_MOST} orders about trees are not over: try again later")
+            raise NoSpaceError(f"{ALIVE_MOST} jobs over trees have not ended: try again later")
         return self.begin(_TreeJob(roots, visitor))
 
     async def run(self) -> None:

@@ -108,7 +108,7 @@ class Warm(Jobs[_Order]):
     def start(self, inos: Sequence[int]) -> int:
         """Start a job and return its number. Raises NoSpaceError."""
         if self.alive >= JOBS_MOST:
-            raise NoSpaceError(f"{JOBS_MOST} orders to warm wait: try again later")
+            raise NoSpaceError(f"{JOBS_MOST} orders to warm are waiting: try again later")
         job = _Order(inos)
         self._by_root.update(dict.fromkeys(job.roots, job))
         return self.begin(job)

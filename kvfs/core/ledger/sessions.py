@@ -40,7 +40,7 @@ def past_sessions(catalog: Catalog) -> Past:
         low, high = map(int, (catalog.fact("suspect") or "1 0").split())
     except ValueError as error:
         raise ConfigError(
-            f"catalog {catalog.path}: its facts about sessions make no sense ({error}): "
+            f"catalog {catalog.path}: its facts about sessions are invalid ({error}): "
             "run kvfs fsck --repair on the NVMe directory"
         ) from error
     same_mount = catalog.fact("boot") == mounted_as(catalog)

@@ -181,7 +181,7 @@ class WriteLeases:
                     if entry is not None:
                         self.tree.remove_name(parent, entry, inode, batch)
         except KvfsError as error:  # the file stays, too short to be a block
-            log.error("%s was not written, and stays: %s", catalog.named(inode.ino), error)
+            log.error("%s was not written, and keeps its name: %s", catalog.named(inode.ino), error)
         else:
             for parent, entry in names:
                 if entry is not None:

@@ -302,7 +302,7 @@ class Creation:
             self.renaming.discard(ino)
         except CatalogError as error:
             what = self.catalog.named(ino)
-            log.error("%s is called unfinished until the catalog works: %s", what, error)
+            log.error("%s stays marked as unfinished until the catalog works: %s", what, error)
             self.ledger.retries.add(partial(self._unmark_late, ino))
 
     async def _unmark_late(self, ino: int) -> None:

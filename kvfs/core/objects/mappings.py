@@ -48,7 +48,7 @@ class Mappings:
                 batch.mark_unfinished(held.inode.ino)  # for a next daemon, which sees no handle
         except CatalogError as error:
             what = self.table.catalog.named(held.inode.ino)
-            log.error("a next daemon will not see %s mapped: %s", what, error)
+            log.error("after a takeover kvfs will not know that %s is mapped: %s", what, error)
 
     def shared(self, held: OpenObject) -> bool:
         """Whether another process than the daemon and one writer has the file.

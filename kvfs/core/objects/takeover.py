@@ -70,7 +70,7 @@ def _give_name_back(ledger: Ledger, ino: int) -> None:
             recovery.give_name_back(ledger, inode)
         except TierError as error:
             what = ledger.catalog.named(ino)
-            log.error("%s may be missed until the next mount: %s", what, error)
+            log.error("opens of %s may be misses until the next mount: %s", what, error)
 
 
 def _last_opened(ledger: Ledger, inode: Inode, lefts: list[Left]) -> list[Left]:
@@ -225,7 +225,7 @@ def _seal(ledger: Ledger, objects: Objects, inode: Inode) -> None:
         fd = tier.open(inode.ino, inode.version, writable=False)
     except KvfsError as error:
         what = ledger.catalog.named(inode.ino)
-        log.error("%s was being made, and is lost, it has no file: %s", what, error)
+        log.error("%s was being created and is lost: it has no file: %s", what, error)
         ledger.removals.drop(inode, "unfinished")
         return
     if tier.is_in_use(fd):  # a process has a descriptor that it was lent for writing

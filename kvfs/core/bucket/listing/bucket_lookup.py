@@ -82,7 +82,7 @@ class BucketLookup:
         self.dirty = remote_entries.dirty
         self._looks: SingleFlight[str, _Look] = SingleFlight(
             lambda key, error: log.error(
-                "what the bucket has of %s: a defect of kvfs", key, exc_info=error
+                "the lookup of %s in the bucket: a defect of kvfs", key, exc_info=error
             )
         )
         self._waiting: deque[_Look] = deque()
@@ -286,7 +286,7 @@ class BucketLookup:
             else:
                 verdict = self.remote_entries.renew(look.ino, look.ask, answer, gone)
         except CatalogError as error:
-            log.error("what the bucket has of %s is not entered: %s", look.ask.key, error)
+            log.error("the bucket's names for %s are not entered: %s", look.ask.key, error)
             return False
         except Exception as error:  # noqa: BLE001 (it is logged)
             self._looks.defect(look.ask.key, error)
