@@ -17,12 +17,18 @@ PACKAGES = ["kvfs", "tests", "scripts"]
 LONG_SHARE = 0.02  # of sentences may have more than `language.LONG` words
 LINE = 100  # characters of a line, except for rows of tables
 CELL = 120  # characters of a cell
+README_LINES = 120  # as `wc -l` counts them
 # Words and phrases that readers had to decode, and names that are not the field's.
 OLD = re.compile(
     r"\b(but for|be it|as ever|none the less|it was given up|limbo|errands?|would-be|whoever"
     r"|nobody's|whosoever|no store any more|residency|at once as)\b",
     flags=re.IGNORECASE,
 )
+
+
+def test_readme_has_at_most_120_lines() -> None:
+    """A reader of three minutes reads all of it."""
+    assert (ROOT / "README.md").read_text().count("\n") <= README_LINES
 
 
 def test_a_document_is_split_into_sentences() -> None:
