@@ -172,7 +172,7 @@ def expect_place(catalog: Catalog, place: str) -> None:
     if before not in {None, place} and any(map(catalog.any_mark, BUCKET_KINDS)):
         raise ConfigError(
             f"s3={place}: the objects of catalog {catalog.path} are in {before}: mount with that, "
-            "or without s3 and unlink what is there only"
+            "or give an empty directory to nvme="
         )
 
 
