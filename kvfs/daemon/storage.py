@@ -90,7 +90,7 @@ class MountStorage:
         if config.ram:
             self._ram = RamTier(root, config.ram, identity=identity, epoch=epoch, huge=config.huge)
         elif runtime.mount_at(root) is not None:
-            log.warning("ram=0: what only the RAM tier of the last session held is gone")
+            log.warning("ram=0: objects that only the RAM tier of the last session had are lost")
             mounts.umount(root, mounts.MNT_DETACH)
             root.rmdir()
         if self._catalog is None:
