@@ -77,7 +77,7 @@ object=$(mktemp "$mountpoint/.proof-XXXXXX")
 trap 'rm -f "$proof" "$object"' EXIT
 head -c $((8 * MIB)) /dev/urandom >"$proof"
 cat "$proof" >"$object"
-cmp "$proof" "$object" || fail "what was read back differs; see $kvfs status $mountpoint"
+cmp "$proof" "$object" || fail "the file that was read back differs; see $kvfs status $mountpoint"
 echo "up: wrote a random object of 8 MiB and read it back: equal" >&2
 
 "$kvfs" status "$mountpoint"

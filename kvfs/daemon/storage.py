@@ -90,7 +90,7 @@ class MountStorage:
         if config.ram:
             self._ram = RamTier(root, config.ram, identity=identity, epoch=epoch, huge=config.huge)
         elif runtime.mount_at(root) is not None:
-            log.warning("ram=0: what only the RAM tier of the last session held is gone")
+            log.warning("ram=0: objects that only the RAM tier of the last session had are lost")
             mounts.umount(root, mounts.MNT_DETACH)
             root.rmdir()
         if self._catalog is None:
@@ -172,7 +172,7 @@ def expect_place(catalog: Catalog, place: str) -> None:
     if before not in {None, place} and any(map(catalog.any_mark, BUCKET_KINDS)):
         raise ConfigError(
             f"s3={place}: the objects of catalog {catalog.path} are in {before}: mount with that, "
-            "or without s3 and unlink what is there only"
+            "or give an empty directory to nvme="
         )
 
 

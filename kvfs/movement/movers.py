@@ -268,7 +268,7 @@ class MoverPool:
                     await trio.to_thread.run_sync(remove, abandon_on_cancel=True)
                 except OSError as error:
                     log.warning(
-                        "the next mount will remove what a mover has left half made: %s", error
+                        "the next mount will remove the unfinished copy of a mover: %s", error
                     )
 
         self._nursery.start_soon(work)

@@ -91,7 +91,7 @@ class NvmeTier(Tier):
         if found != identity:
             raise ConfigError(
                 f"nvme={self.root} has identity {found}, expected {identity}: "
-                "mount the file system there that was there before"
+                "mount the former file system there again"
             )
 
     @staticmethod
@@ -106,7 +106,10 @@ class NvmeTier(Tier):
         identity, noted = identity_in(path.parent), kept.read_number(inode, _INODE_CURE)
         copied = None not in {identity, noted} and noted != path.stat().st_ino
         if copied:
-            log.warning("%s is a copy: it begins without what the other has in RAM", path.parent)
+            log.warning(
+                "%s is a copy: the mount begins without the objects that only the other's RAM has",
+                path.parent,
+            )
         if copied or identity is None:
             identity, noted = wanted if wanted and not copied else str(uuid.uuid4()), None
             inode.unlink(missing_ok=True)

@@ -69,7 +69,9 @@ class RamTier(Tier):
             if huge is not None:
                 self._resize(huge)
         elif huge is None:
-            raise ConfigError(f"{self.root} is not the RAM tier of {identity} in its life {epoch}")
+            raise ConfigError(
+                f"{self.root} is not the RAM tier of {identity} with the number {epoch}"
+            )
         else:
             self.epoch = (epoch or 0) + 1
             self.adopted = False

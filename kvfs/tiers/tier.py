@@ -343,7 +343,7 @@ def expect_own_directory(option: str, root: Path) -> None:
     if found.st_uid != mine:
         raise ConfigError(
             f"{option}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: "
-            f"others could change what is served; chown -R {mine} {real}, or give another directory"
+            f"others could change its files; chown -R {mine} {real}, or give another directory"
         )
     for above in real.parents:
         mode = above.stat().st_mode

@@ -239,7 +239,7 @@ def test_a_catalog_of_another_prefix(mount: Mount, s3: Server, bucket: str, tmp_
     assert done.returncode == USAGE
     assert done.stderr.strip() == (
         f"kvfs: s3=s3://{bucket}/q/: the objects of catalog {tmp_path}/nvme/catalog are in "
-        f"s3://{bucket}/p/: mount with that, or without s3 and unlink what is there only"
+        f"s3://{bucket}/p/: mount with that, or give an empty directory to nvme="
     )
     assert runtime.mount_at(kv.path) is None
     client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)

@@ -280,7 +280,7 @@ def test_a_bucket_that_is_away_is_a_miss(two: Two, s3: Server) -> None:
 
 def test_an_import(two: Two, s3: Server, bucket: str) -> None:
     a, b = two(b=",s3_shared=off")
-    b.expect_log("this is passed over")
+    b.expect_log("an object is skipped")
     deep = Path("d", "e" * 250, "f" * 250, "g" * 250, "h" * 250)
     (a.path / deep).mkdir(parents=True)
     for name in ("k", "d/k", deep / "k"):

@@ -199,7 +199,7 @@ def test_a_mount_without_its_bucket_says_so(made: Make) -> None:  # noqa: F811
     options = kv.options
     assert kv.status()["without_bucket"] == 0
     kv.remount(f"ram=32M,nvme={kv.path.parent}/nvme,nvme_size=128M")
-    kv.expect_log(r"objects are in s3://.* only, which this mount is without: .*mount with s3=")
+    kv.expect_log(r"objects are in s3://.* only, and this mount has no bucket: .*mount with s3=")
     kv.idle()
     count = kv.status()["without_bucket"]
     assert count >= len(contents)
@@ -209,7 +209,7 @@ def test_a_mount_without_its_bucket_says_so(made: Make) -> None:  # noqa: F811
     assert f"only in s3 {count} objects, which are ENOENT: mount with s3=" in " ".join(
         shown.split()
     )
-    assert kv.log.read_text().count("which this mount is without") == 1
+    assert kv.log.read_text().count("and this mount has no bucket") == 1
     for name in contents:
         assert (away / name).stat().st_size == 1000
         with pytest.raises(FileNotFoundError):

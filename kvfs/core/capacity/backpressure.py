@@ -53,8 +53,8 @@ class Backpressure:
     def _say_full(self) -> None:
         bucket = self.bucket
         what = (
-            f"{bucket.place}: {bucket.max_dirty_bytes} bytes wait for their upload, which is the "
-            "most: writers wait for it, too"
+            f"{bucket.place}: {bucket.max_dirty_bytes} bytes wait for their upload, the most "
+            "that s3_dirty allows: writers wait, too"
         )
         if what not in self._logged:
             self._logged.add(what)

@@ -79,8 +79,8 @@ class Census:
         ledger.accounts.end_census()
         if not ledger.tiers.bucket.mounted and ledger.accounts.spilled:
             log.warning(
-                "%d objects are in %s only, which this mount is without: they are ENOENT when they "
-                "are opened; mount with s3=",
+                "%d objects are in %s only, and this mount has no bucket: an open of them is "
+                "ENOENT; mount with s3=",
                 *(ledger.accounts.spilled, ledger.catalog.fact(BUCKET_FACT)),
             )
         ledger.work.wake()

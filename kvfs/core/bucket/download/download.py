@@ -293,7 +293,7 @@ class Downloads:
             log.error("%s is lost, %s: %s", named, place, error)
         else:
             log.error(
-                "%s is lost here, what %s has of it stays there: look at what is between: %s",
+                "%s is lost on this node, %s keeps it: check the proxies on the way: %s",
                 *(named, place, error),
             )
             if (there := ledger.dirty.stored(inode.ino)) is not None:

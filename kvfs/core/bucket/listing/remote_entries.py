@@ -160,7 +160,7 @@ class RemoteEntries:
         logged = trio.current_time() < self._logged_at + LOGGED_FOR
         log.log(
             logging.DEBUG if logged else logging.INFO,
-            "%s is to go up: no other object has its name in %s any more (said once a minute)",
+            "%s will be uploaded: no other object has its name in %s any more (said once a minute)",
             *(self.catalog.named(ino), bucket.place),
         )
         self._logged_at = self._logged_at if logged else trio.current_time()
@@ -209,7 +209,7 @@ class RemoteEntries:
         counters = self.bucket.counters
         counters["refused"] += 1
         level = logging.WARNING if counters["refused"] == 1 else logging.DEBUG
-        log.log(level, "%s: this is passed over (said once): %s", self.bucket.place, why)
+        log.log(level, "%s: an object is skipped (said once): %s", self.bucket.place, why)
 
     # Files
 

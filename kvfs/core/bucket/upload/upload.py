@@ -270,7 +270,7 @@ class Uploads:
             return Later(BUSY)
         log.log(
             logging.INFO if self.bucket.shared else logging.WARNING,
-            "%s is not what the bucket has any more: %s",
+            "%s: the bucket has another object at its key, or none: %s",
             *(self.ledger.catalog.named(inode.ino), error),
         )
         meant = self.dirty.key(current) != stored.key or not self.bucket.shared
