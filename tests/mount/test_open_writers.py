@@ -29,7 +29,7 @@ TIERS = ["ram=64M", "ram=0,nvme={tmp}/nvme,nvme_size=64M", "ram=32M,nvme={tmp}/n
 CASES = [(tier, MODES[0]) for tier in TIERS] + [(TIERS[2], MODES[1])]
 SLACK = 2 * M  # what may be written between two looks, of writers that wait for the daemon
 CROWDED = "nothing is demoted: the NVMe tier has no room"  # as long as the file is there
-LOST = "is (cut off|lost with its close)"
+LOST = "is (cut off|dropped at its close)"
 
 
 def taken(kv: Mounted, tier: str) -> int:
@@ -170,7 +170,7 @@ def test_a_file_that_can_never_fit_stops_soon(mount: Mount, mode: str) -> None:
 def test_open_of_a_cut_off_file_fails(mount: Mount, mode: str) -> None:
     """Otherwise a reader would find a gap in place of bytes."""
     kv = mount(f"ram=32M,nvme={{tmp}}/nvme,nvme_size=64M,{mode}")
-    kv.expect_log("'space/a.bin' is (cut off|lost with its close)")
+    kv.expect_log("'space/a.bin' is (cut off|dropped at its close)")
     space = namespace(kv, "space", quota_hard="4M")
     path = space / "a.bin"
     with writers([path]) as grown:

@@ -170,7 +170,7 @@ def test_bounds(mount: Mount, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_mapped(mount: Mount, mode: str) -> None:
     kv = mount(f"{SMALL},{mode}")
-    kv.allow_log("is (cut off|lost with its close)")
+    kv.allow_log("is (cut off|dropped at its close)")
     space = kv.path / "space"
     space.mkdir()
     os.setxattr(space, "user.kvfs.quota_hard", b"4M")
