@@ -113,7 +113,7 @@ class Unpacking:
             unpacking.discard(ino)
             if ino not in sending:
                 self._jobs.discard(ino)
-            self.ledger.work.wake()
+            self.ledger.wakeup.wake()
 
     def _fit(self, ino: int, version: int) -> Inode:
         """The object. Raises StaleError if it has changed."""

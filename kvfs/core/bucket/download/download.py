@@ -220,7 +220,7 @@ class Downloads:
                 self._enter(inode, room.tier, moved)
         finally:
             self._jobs.discard(ino)
-            self.ledger.work.wake()
+            self.ledger.wakeup.wake()
 
     async def _download(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
         try:
