@@ -342,7 +342,7 @@ class Operations(pyfuse3.Operations):
             caller.set(self.kernel.requester())
             self.objects.scans.listed(fh)
         while True:
-            entries, start_id, ended = self.tree.read(fh, start_id, wanted)
+            entries, start_id, ended = self.tree.list_entries(fh, start_id, wanted)
             for name, inode, cookie in entries:
                 attributes = self._attributes(inode, listed=True)
                 if not pyfuse3.readdir_reply(token, name, attributes, cookie):
@@ -416,7 +416,7 @@ class Operations(pyfuse3.Operations):
         if self.bucket_listing is not None and found.is_dir:  # what others have in it stays
             await self.bucket_listing.show(found.ino)
         for _ in range(HIDDEN_MAX // HIDDEN_STEP if found.is_dir else 0):
-            entries, cookie, ended = self.tree.read(found.ino, cookie, 1)
+            entries, cookie, ended = self.tree.list_entries(found.ino, cookie, 1)
             if entries or ended:
                 break
             await trio.lowlevel.checkpoint()  # what nobody finds has gone, some at a time

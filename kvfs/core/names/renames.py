@@ -68,8 +68,8 @@ class Renames:
             cookie = self.catalog.next_id() if target is None else target[0].cookie
             moved = Dentry(name2, inode.ino, cookie)
             self._move(inode, entry, source_dir, target_dir, moved, batch)
-            self.tree.changed(source_dir, batch)
-            self.tree.changed(target_dir, batch)
+            self.tree.touch(source_dir, batch)
+            self.tree.touch(target_dir, batch)
             batch.answers()
 
     def _check_rename(self, names: RenameArguments) -> Move:
@@ -77,7 +77,7 @@ class Renames:
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
         source_dir = self.tree.directory(parent)
-        target_dir = source_dir if parent2 == parent else self.tree.to_enter(parent2)
+        target_dir = source_dir if parent2 == parent else self.tree.directory_for_new_entry(parent2)
         if not target_dir.links:
             raise NotFoundError(f"{self.catalog.named(parent2)} was removed")
         if name2 in {b".", b".."}:
@@ -195,8 +195,8 @@ class Renames:
             moved, moved2 = entry2._replace(ino=inode.ino), entry._replace(ino=inode2.ino)
             self._move(inode, entry, source_dir, target_dir, moved, batch)
             self._move(inode2, entry2, target_dir, source_dir, moved2, batch)
-            self.tree.changed(source_dir, batch)
-            self.tree.changed(target_dir, batch)
+            self.tree.touch(source_dir, batch)
+            self.tree.touch(target_dir, batch)
             batch.answers()
 
     def _move(
