@@ -439,7 +439,7 @@ class Operations(pyfuse3.Operations):
         await self._show_below(parent_inode_old, name_old)
         if flags == RENAME_EXCHANGE:
             await self._show_below(parent_inode_new, name_new)
-        below = await self.renames.weigh(move)
+        below = await self.renames.amounts_below(move)
         await self.objects.quota.take_in(partial(self.renames.arrivals, move, below))
         self.renames.rename(*move)
 
