@@ -463,8 +463,8 @@ class Operations(pyfuse3.Operations):
         caller.set(ctx.pid)
         make = self.tree.maker(parent, name, mode, ctx.uid, ctx.gid)
         namespace = self.ledger.namespaces.of(make()[0])
-        at_once = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
-        return await self.objects.creation.create(parent, name, make, at_once=at_once)
+        for_nfs = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
+        return await self.objects.creation.create(parent, name, make, named_at_once=for_nfs)
 
     async def _wait_turn(self, inode: Inode, owed: int, *, written: bool) -> None:
         """Wait as the namespace's limits and its share of the mount's bandwidth require."""

@@ -92,7 +92,7 @@ class Objects:
                 if inode is None or ledger.removals.expire(inode):
                     raise StaleError(f"{self.catalog.named(ino)} is gone")
                 if writable and truncate and inode.links:
-                    held = await self.creation.replace(inode)
+                    held = await self.creation.begin_version(inode)
                     held.writers += 1
                     return held
                 held = await self._open_first(inode, writable=writable)
