@@ -571,7 +571,7 @@ class Operations(pyfuse3.Operations):
             request, _ = self.kernel.request()
             caller.set(self.kernel.requester())
             with self.waits.unless_killed(caller.get()) as wait:
-                fd = await self.objects.incoming.bytes_here(held, off, size)
+                fd = await self.objects.incoming.wait_for_bytes(held, off, size)
             if wait.cancelled_caught:
                 raise FUSEError(errno.EINTR)
             if self.kernel.fill(request, fd, off, size, nowait=held.tier.slow):
