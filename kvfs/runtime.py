@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from kvfs import kept
+from kvfs import own_files
 from kvfs.errors import ConfigError
 
 FSTYPE = "fuse.kvfs"
@@ -179,7 +179,7 @@ def ram_root() -> Path:
 
 def ram_path(identity: str) -> Path:
     """Return the path of the RAM tier of this identity. ConfigError: the identity is no name."""
-    return kept.inside(ram_root(), identity)
+    return own_files.inside(ram_root(), identity)
 
 
 def make_private(directory: Path) -> Path:

@@ -30,7 +30,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from kvfs import failpoints, kept, mounts, runtime
+from kvfs import failpoints, mounts, own_files, runtime
 from kvfs.catalog import journal
 from kvfs.catalog.journal import Changes, Journal
 from kvfs.catalog.keys import BOOT, CHANGES, UNJOURNALED
@@ -277,7 +277,7 @@ class Database:
         """Keep some disk room for the case that others fill the disk. Raises OSError."""
         os.stat(self.path)  # if its file system is gone, raise: create nothing in its place
         flags = os.O_WRONLY | os.O_CREAT
-        file = kept.opened(self._ballast, flags, "room for a full disk", "remove it")
+        file = own_files.open_regular(self._ballast, flags, "room for a full disk", "remove it")
         try:
             os.posix_fallocate(file, 0, BALLAST)
         finally:

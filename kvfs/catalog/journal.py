@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from kvfs import kept
+from kvfs import own_files
 from kvfs.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -271,7 +271,7 @@ def _read_segment(
 
 def _content(path: Path) -> bytes:
     """The content of a segment. Raises ConfigError, OSError."""
-    file = kept.opened(path, os.O_RDONLY, "a segment of a journal", "remove it")
+    file = own_files.open_regular(path, os.O_RDONLY, "a segment of a journal", "remove it")
     try:
         size = os.fstat(file).st_size
         if size > LARGEST:

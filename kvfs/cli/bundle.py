@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvfs import __version__, kept, runtime
+from kvfs import __version__, own_files, runtime
 from kvfs.cli import kvfs_mounts
 from kvfs.cli.jobs import polled
 from kvfs.config import Config
@@ -165,7 +165,7 @@ def _of_mount(mountpoint: Path, *, names: bool, fsck: bool) -> Iterator[Member]:
 
 
 def _log_of(mountpoint: Path) -> Path:
-    text = kept.read(
+    text = own_files.read(
         runtime.runtime_dir(mountpoint) / "config", "the options of the mount", "mount it again"
     )
     return (Config.from_json(text).log if text else None) or runtime.log_path(mountpoint)

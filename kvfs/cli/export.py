@@ -11,7 +11,7 @@ from uuid import UUID
 
 import click
 
-from kvfs import kept, runtime
+from kvfs import own_files, runtime
 from kvfs.cli import mountpoint_argument, printable
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError
@@ -178,7 +178,7 @@ def _give(text: str, output: Path | None) -> None:
         found = b""
         if output.is_file():
             with output.open("rb") as file:
-                found = file.read(kept.LIMIT)  # longer than the configuration of any server
+                found = file.read(own_files.LIMIT)  # longer than the configuration of any server
         if found and not is_ours(found):
             raise ConfigError(
                 f"--output {output} exists, and kvfs export did not write it: give another file, "

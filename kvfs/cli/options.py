@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from kvfs import __version__, kept, runtime
+from kvfs import __version__, own_files, runtime
 from kvfs.cli import assignments, mountpoint_argument, printable
 from kvfs.config import Config, parse_hot
 from kvfs.control import request, request_keeper
@@ -60,7 +60,7 @@ def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
     """
     mount = runtime.kvfs_mount(mountpoint)
     path = runtime.runtime_dir(mountpoint) / "config"
-    text = kept.read(path, EXPECTED, CURE)
+    text = own_files.read(path, EXPECTED, CURE)
     if text is None:
         why = f"there is no {path}"
         raise ConfigError(
@@ -69,7 +69,7 @@ def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
         )
     before = Config.from_json(text)
     if before.mountpoint != mountpoint:
-        raise kept.wrong(path, text, EXPECTED, CURE)
+        raise own_files.wrong(path, text, EXPECTED, CURE)
     config = before.upgraded(",".join(options))
     if config.namespaces is not None:  # the new daemon would go on without them
         Templates.read(config.namespaces, config.tiers)

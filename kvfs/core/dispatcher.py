@@ -88,7 +88,7 @@ class Dispatcher:
         self._tasks: list[Callable[[], Awaitable[None]]] = []  # they run as long as the mount
         self.admission = Admission(0, spent=ledger.accounts.nvme_written())
         self.breaker = CircuitBreaker(ledger.tiers.nvme, ledger.counters)
-        self.requests = MovementQueue(ledger.work.wake)
+        self.requests = MovementQueue(ledger.wakeup.wake)
         transfers = TierTransfers(ledger, movers, self.breaker)
         self.write_back = WriteBack(transfers)
         self.demotion = Demotion(transfers, room, self.admission, self.write_back, self._jobs)
@@ -180,7 +180,7 @@ class Dispatcher:
     async def _dispatch(self, nursery: trio.Nursery) -> None:
         ledger = self.ledger
         while True:
-            ledger.work.rearm()
+            ledger.wakeup.rearm()
             await self.trash.empty()
             if ledger.accounts.census_done.is_set():
                 for tier in ledger.tiers.local:
@@ -192,7 +192,7 @@ class Dispatcher:
                     self._running += 1
                     nursery.start_soon(self._job, movement, inos)
             if not ledger.trash.files or self.breaker.down:
-                await ledger.work.event.wait()
+                await ledger.wakeup.event.wait()
 
     def _next_job(self) -> tuple[Movement, list[int]] | None:
         if self.breaker.down:
@@ -217,7 +217,7 @@ class Dispatcher:
         finally:
             self._running -= 1
             self._jobs.difference_update(inos)
-            self.ledger.work.wake()
+            self.ledger.wakeup.wake()
 
     def _concerns(self, about: list[tuple[int, int]]) -> bool:
         """Whether a job's failure matters: not if all its objects have changed meanwhile."""

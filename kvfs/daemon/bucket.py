@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kvfs import kept, runtime
+from kvfs import own_files, runtime
 from kvfs.catalog import Catalog
 from kvfs.config import Config
 from kvfs.daemon.storage import expect_place
@@ -79,7 +79,7 @@ def prepare(live: LiveConfig, directory: Path, *, takeover: bool) -> Bucket | No
     found = _ask(bucket)
     if "terms" in found:
         bucket.terms = Terms(**found["terms"])
-        kept.write(noted, json.dumps(asdict(bucket.terms)))
+        own_files.write(noted, json.dumps(asdict(bucket.terms)))
         return bucket
     why = found.get("refused") or found["failed"]
     if config.s3_required:
@@ -96,12 +96,12 @@ def _terms_before(noted: Path) -> Terms | None:
     """Return the known features of the store. None: not known, so the bucket is asked again."""
     expected, cure = "what the store honours", "nothing, the store is asked again"
     try:
-        told = kept.read_table(noted, expected, cure)
+        told = own_files.read_table(noted, expected, cure)
         if told is None:
             return None
         kinds = {(name, type(value)) for name, value in asdict(Terms()).items()}
         if not {(name, type(value)) for name, value in told.items()} <= kinds:
-            raise kept.wrong(noted, str(told), expected, cure)
+            raise own_files.wrong(noted, str(told), expected, cure)
         return Terms(**told)
     except ConfigError as error:
         log.warning("the bucket is asked again, the note about it is damaged: %s", error)

@@ -14,7 +14,7 @@ from functools import partial
 
 import trio
 
-from kvfs import kept, preflight, runtime
+from kvfs import own_files, preflight, runtime
 from kvfs.config import Config
 from kvfs.control import server
 from kvfs.control.channel import Channel, Closed, Message
@@ -68,7 +68,7 @@ class Mount:
         self.takeover: bool = order["takeover"]
         self.directory = runtime.make_private(runtime.runtime_dir(config.mountpoint))
         for name in ("control", "match"):  # emptied later, when it is too late to refuse
-            kept.ensure_folder(self.directory / name)
+            own_files.ensure_folder(self.directory / name)
         self.started = time.monotonic()
         self.bucket = bucket.prepare(live, self.directory, takeover=self.takeover)
         self.events = Events()

@@ -12,7 +12,7 @@ import time
 import uuid
 from pathlib import Path
 
-from kvfs import kept, mounts, runtime
+from kvfs import mounts, own_files, runtime
 from kvfs.catalog import BUCKET_KINDS, Catalog
 from kvfs.catalog.database import LOOKED_AT
 from kvfs.config import Config
@@ -79,7 +79,7 @@ class MountStorage:
             self._nvme.capacity_excludes_objects = "nvme_size" in config.fitted
             self._nvme.write_holder(f"process {os.getpid()}, mounted on {config.mountpoint}")
             identity = self._nvme.identity
-            kept.write(self.directory / "nvme", identity)
+            own_files.write(self.directory / "nvme", identity)
             self._catalog = Catalog(config.nvme / "catalog", first_id=_first_id())
             if not self.takeover:
                 self._catalog.database.look_through(LOOKED_AT)
@@ -111,7 +111,7 @@ class MountStorage:
         if not self.takeover:
             return None
         cure = f"write there what {self.config.nvme}/identity has, if that is the right disk"
-        return kept.read_uuid(self.directory / "nvme", cure)
+        return own_files.read_uuid(self.directory / "nvme", cure)
 
     def close(self, *, ended: bool, patience: float | None = None) -> None:
         """Let go of the locks. `ended`: sync the objects that must survive, and give memory back.

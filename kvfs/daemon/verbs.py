@@ -62,7 +62,7 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
     async def change(**options: str) -> dict[str, Any]:
         """Change hot options. Raises ConfigError and changes nothing if one is refused."""
         await mount.live.change(options)
-        mount.ledger.work.wake()
+        mount.ledger.wakeup.wake()
         return {}
 
     async def write_back() -> dict[str, Any]:

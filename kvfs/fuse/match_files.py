@@ -25,7 +25,7 @@ from pathlib import Path
 
 from pyfuse3 import EntryAttributes, FUSEError, RequestContext
 
-from kvfs import kept, leasing, matching
+from kvfs import leasing, matching, own_files
 from kvfs.core.lending.matching import Matching
 from kvfs.core.lending.read_leases import NOBODY, ReadLeases, Who
 from kvfs.core.lending.write_leases import WriteLeases
@@ -77,9 +77,9 @@ def _remembered(path: Path) -> _Asked | None:
     None if its record is damaged: its questions are ESTALE.
     """
     try:
-        text = kept.read(path, _RECORD, _CURE)
+        text = own_files.read(path, _RECORD, _CURE)
         if text is None or not _PATTERN.fullmatch(text) or not _NAME.fullmatch(path.name):
-            raise kept.wrong(path, text or "", _RECORD, _CURE)
+            raise own_files.wrong(path, text or "", _RECORD, _CURE)
     except ConfigError as error:
         log.warning(
             "a descriptor of %s is lost, its client must open it again: %s", matching.NAME, error

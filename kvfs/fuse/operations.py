@@ -342,7 +342,7 @@ class Operations(pyfuse3.Operations):
             caller.set(self.kernel.requester())
             self.objects.scans.listed(fh)
         while True:
-            entries, start_id, ended = self.tree.read(fh, start_id, wanted)
+            entries, start_id, ended = self.tree.list_entries(fh, start_id, wanted)
             for name, inode, cookie in entries:
                 attributes = self._attributes(inode, listed=True)
                 if not pyfuse3.readdir_reply(token, name, attributes, cookie):
@@ -416,7 +416,7 @@ class Operations(pyfuse3.Operations):
         if self.bucket_listing is not None and found.is_dir:  # what others have in it stays
             await self.bucket_listing.show(found.ino)
         for _ in range(HIDDEN_MAX // HIDDEN_STEP if found.is_dir else 0):
-            entries, cookie, ended = self.tree.read(found.ino, cookie, 1)
+            entries, cookie, ended = self.tree.list_entries(found.ino, cookie, 1)
             if entries or ended:
                 break
             await trio.lowlevel.checkpoint()  # what nobody finds has gone, some at a time
@@ -439,7 +439,7 @@ class Operations(pyfuse3.Operations):
         await self._show_below(parent_inode_old, name_old)
         if flags == RENAME_EXCHANGE:
             await self._show_below(parent_inode_new, name_new)
-        below = await self.renames.weigh(move)
+        below = await self.renames.amounts_below(move)
         await self.objects.quota.take_in(partial(self.renames.arrivals, move, below))
         self.renames.rename(*move)
 
@@ -463,8 +463,8 @@ class Operations(pyfuse3.Operations):
         caller.set(ctx.pid)
         make = self.tree.maker(parent, name, mode, ctx.uid, ctx.gid)
         namespace = self.ledger.namespaces.of(make()[0])
-        at_once = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
-        return await self.objects.creation.create(parent, name, make, at_once=at_once)
+        for_nfs = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
+        return await self.objects.creation.create(parent, name, make, named_at_once=for_nfs)
 
     async def _wait_turn(self, inode: Inode, owed: int, *, written: bool) -> None:
         """Wait as the namespace's limits and its share of the mount's bandwidth require."""
@@ -571,7 +571,7 @@ class Operations(pyfuse3.Operations):
             request, _ = self.kernel.request()
             caller.set(self.kernel.requester())
             with self.waits.unless_killed(caller.get()) as wait:
-                fd = await self.objects.incoming.bytes_here(held, off, size)
+                fd = await self.objects.incoming.wait_for_bytes(held, off, size)
             if wait.cancelled_caught:
                 raise FUSEError(errno.EINTR)
             if self.kernel.fill(request, fd, off, size, nowait=held.tier.slow):

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyfuse3
 from pyfuse3 import EntryAttributes, FUSEError, RequestContext
 
-from kvfs import kept, runtime
+from kvfs import own_files, runtime
 from kvfs.catalog import ROOT_INO, Catalog
 from kvfs.core.names.tree import COOKIE_SELF, RESERVED
 
@@ -43,7 +43,7 @@ class VirtualFileKind(ABC):
 
     def __init__(self, directory: Path, *, takeover: bool) -> None:
         self.directory = directory
-        kept.ensure_folder(directory)
+        own_files.ensure_folder(directory)
         for path in () if takeover else list(directory.iterdir()):
             path.unlink()
 

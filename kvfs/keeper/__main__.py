@@ -15,7 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
-from kvfs import kept, runtime
+from kvfs import own_files, runtime
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.keeper.keeper import Keeper
 from kvfs.keeper.process import DaemonFailed
@@ -42,9 +42,9 @@ def main() -> int:
     try:
         directory = runtime.make_private(runtime.runtime_dir(mountpoint))
         lock = _lock(directory, mountpoint)
-        kept.expect_no_other_folders(directory, FOLDERS)
+        own_files.expect_no_other_folders(directory, FOLDERS)
         log_file = _start_log(Path(config["log"] or runtime.log_path(mountpoint)))
-        kept.write(directory / "config", json.dumps(config))
+        own_files.write(directory / "config", json.dumps(config))
     except (ConfigError, OSError) as error:
         return refuse(error, 2)
     # Movers of a daemon that died become children of this process, which waits for them.
@@ -84,7 +84,9 @@ def _leave_terminal(log_file: int) -> None:
 def _lock(directory: Path, mountpoint: Path) -> int:
     """Lock the mount for this keeper. Raises ConfigError if it has one."""
     flags = os.O_RDWR | os.O_CREAT
-    lock = kept.opened(directory / "lock", flags, "the number of its keeper", "remove it")
+    lock = own_files.open_regular(
+        directory / "lock", flags, "the number of its keeper", "remove it"
+    )
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

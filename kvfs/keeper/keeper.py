@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvfs import kept, runtime
+from kvfs import own_files, runtime
 from kvfs.clock import REAL
 from kvfs.control import peer
 from kvfs.control.channel import PROTOCOL
@@ -278,9 +278,9 @@ class Keeper:
         """Return the configuration of the mount with the later changes of `kvfs set`."""
         path = self.directory / "config"
         try:
-            found = kept.read_table(path, _CONFIG, _CONFIG_CURE) or {}
+            found = own_files.read_table(path, _CONFIG, _CONFIG_CURE) or {}
             if found.get("mountpoint") != self.config["mountpoint"]:
-                raise kept.wrong(path, str(found), _CONFIG, _CONFIG_CURE)
+                raise own_files.wrong(path, str(found), _CONFIG, _CONFIG_CURE)
         except ConfigError as error:
             log.error("options that were set since the mount are lost: %s", error)
             return self.config
@@ -362,7 +362,7 @@ class Keeper:
                 f"{error}; kvfs {before['version']} serves again, nothing is changed"
             ) from error
         self.command = tuple(command)
-        kept.write(self.directory / "config", json.dumps(config))
+        own_files.write(self.directory / "config", json.dumps(config))
         self._end_standby()  # it is of the former version
         log.info("%s: upgraded to kvfs %s", self.mountpoint, loaded["version"])
         self.notify.ready(self._status_line())

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_hexdigest
 
-from kvfs import kept
+from kvfs import own_files
 from kvfs.catalog import Stored
 from kvfs.compression.container import expect_codec
 from kvfs.errors import ConfigError, UnsupportedError
@@ -185,7 +185,7 @@ def noted(transfers: StoreTransfers, notes: str, key: str) -> Iterator[Callable[
     written: list[Path] = []
 
     def note(upload_id: str) -> None:
-        kept.write(path, json.dumps({"key": key, "upload_id": upload_id}))
+        own_files.write(path, json.dumps({"key": key, "upload_id": upload_id}))
         written.append(path)
 
     yield note
@@ -215,7 +215,7 @@ def ids_noted(notes: str) -> frozenset[str]:
 def _noted_in(path: Path) -> tuple[str, str] | None:
     """Key and id; None if the upload is done, or `noted` did not write the file: then it stays."""
     try:
-        noted = kept.read_table(path, "a key and the id of an upload", "remove it") or {}
+        noted = own_files.read_table(path, "a key and the id of an upload", "remove it") or {}
     except ConfigError:
         return None
     key, upload_id = noted.get("key"), noted.get("upload_id")

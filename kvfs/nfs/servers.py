@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvfs import kept, runtime
+from kvfs import own_files, runtime
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.nfs.export import Export, NfsServer
 
@@ -51,7 +51,7 @@ class Ganesha:
     def pid(self) -> int:
         """Return the server's process number; 0 if it does not run."""
         try:
-            pid = int(kept.read(self.pid_file, "the number of a process", "") or "0")
+            pid = int(own_files.read(self.pid_file, "the number of a process", "") or "0")
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (ConfigError, OSError, ValueError):
             return 0
@@ -75,7 +75,7 @@ class Ganesha:
         with _alone(self.folder):
             if pid := self.pid():
                 cure = f"kvfs export --stop {self.mountpoint}, then --start"
-                told = kept.read(self.config, "the configuration of a server", cure)
+                told = own_files.read(self.config, "the configuration of a server", cure)
                 if told == text and self._serves(pid):
                     return False
                 raise ConfigError(
@@ -85,7 +85,7 @@ class Ganesha:
             try:
                 for one in filter(None, (port, mountd_port)):
                     check_free(address, one)
-                kept.write(self.config, text)
+                own_files.write(self.config, text)
                 self._run(server)
             except BaseException:
                 self._clear()
@@ -209,7 +209,7 @@ class KernelNfsServer:
             raise ConfigError(f"{EXPORTFS} is not installed: apt-get install nfs-kernel-server")
         text = export.line()
         cure = f"remove it, or run kvfs export --knfsd --stop {self.mountpoint}"
-        found = kept.read(self.file, "a line of exports(5)", cure)
+        found = own_files.read(self.file, "a line of exports(5)", cure)
         if found is not None:
             if found == text:
                 return False
@@ -218,7 +218,7 @@ class KernelNfsServer:
                 f"run kvfs export --knfsd --stop {self.mountpoint} first"
             )
         self.file.parent.mkdir(exist_ok=True)
-        kept.write(self.file, text)
+        own_files.write(self.file, text)
         try:
             self._tell()
         except KvfsError:

@@ -14,7 +14,7 @@ import uuid
 from collections import Counter
 from pathlib import Path
 
-from kvfs import kept, runtime
+from kvfs import own_files, runtime
 from kvfs.errors import ConfigError, InUseError
 from kvfs.tiers.tier import PACKING_COUNTERS, Tier, expect_own_directory
 
@@ -32,7 +32,7 @@ _INODE_CURE = "remove it; if the directory is a copy, remove `identity` beside i
 
 def identity_in(root: Path) -> str | None:
     """The identity of an NVMe directory, None for a new one. Raises ConfigError."""
-    return kept.read_uuid(root / "identity", _IDENTITY_CURE)
+    return own_files.read_uuid(root / "identity", _IDENTITY_CURE)
 
 
 class NvmeTier(Tier):
@@ -60,7 +60,9 @@ class NvmeTier(Tier):
             root.mkdir(mode=0o700, exist_ok=True)
             expect_own_directory(self.name, root)
             flags, cure = os.O_RDWR | os.O_CREAT, "remove it, while nothing is mounted with it"
-            self._lock = kept.opened(root / "lock", flags, "the name of who has it locked", cure)
+            self._lock = own_files.open_regular(
+                root / "lock", flags, "the name of who has it locked", cure
+            )
         except OSError as error:
             raise ConfigError(f"nvme={root} cannot be used: {error}") from error
         try:
@@ -103,7 +105,7 @@ class NvmeTier(Tier):
         bytes as its own.
         """
         inode = path.with_suffix(".inode")  # its inode number: a copied file has another number
-        identity, noted = identity_in(path.parent), kept.read_number(inode, _INODE_CURE)
+        identity, noted = identity_in(path.parent), own_files.read_number(inode, _INODE_CURE)
         copied = None not in {identity, noted} and noted != path.stat().st_ino
         if copied:
             log.warning(
@@ -113,9 +115,9 @@ class NvmeTier(Tier):
         if copied or identity is None:
             identity, noted = wanted if wanted and not copied else str(uuid.uuid4()), None
             inode.unlink(missing_ok=True)
-            kept.write(path, f"{identity}\n")
+            own_files.write(path, f"{identity}\n")
         if noted is None:
-            kept.write(inode, str(path.stat().st_ino))
+            own_files.write(inode, str(path.stat().st_ino))
         return identity
 
     def write_holder(self, who: str) -> None:

@@ -13,7 +13,7 @@ import re
 import shutil
 from pathlib import Path
 
-from kvfs import kept, mounts, runtime
+from kvfs import mounts, own_files, runtime
 from kvfs.errors import ConfigError, UnsupportedError
 from kvfs.tiers.tier import EXISTING, FANOUT, Tier, expect_own_directory
 
@@ -46,7 +46,7 @@ class RamTier(Tier):
         self.own_mount = os.geteuid() == 0
         self._read_only = -1
         super().__init__(
-            root if self.own_mount else kept.inside(SHM, f"kvfs-{os.geteuid()}-{identity}"),
+            root if self.own_mount else own_files.inside(SHM, f"kvfs-{os.geteuid()}-{identity}"),
             capacity,
         )
         self.slow = False
@@ -78,7 +78,7 @@ class RamTier(Tier):
             self.remove()
             self._mount_new(huge)
             self.make_folders()
-            kept.write(label, f"{identity} {self.epoch}")
+            own_files.write(label, f"{identity} {self.epoch}")
         if self.own_mount and huge is not None:
             try:
                 self._read_only = mounts.read_only(self.root)
@@ -102,11 +102,11 @@ class RamTier(Tier):
         cure = f"write that back; or give up what only RAM has: remove all of {self.root}"
         if self.own_mount:
             cure = f"write that back; or give up what only RAM has: umount {self.root}"
-        text = kept.read(label, expected, cure)
+        text = own_files.read(label, expected, cure)
         if text is None:
             return None
         if not _LABEL.fullmatch(text):
-            raise kept.wrong(label, text, expected, cure)
+            raise own_files.wrong(label, text, expected, cure)
         owner, _, epoch = text.partition(" ")
         return int(epoch) if owner == identity else None
 

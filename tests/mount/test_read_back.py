@@ -11,7 +11,7 @@ from kvfs import runtime
 from kvfs.control import request
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
-from tests.unit.test_kept import DAMAGES
+from tests.unit.test_own_files import DAMAGES
 
 NVME = "ram=64M,nvme={tmp}/nvme,nvme_size=256M"
 

@@ -497,7 +497,9 @@ class SpaceWalk:
         way = [ROOT_INO]
         while way:
             parent = way.pop()
-            for name, inode, _ in self.world.tree.read(parent, 2, 1000, hidden=1000).entries:
+            for name, inode, _ in self.world.tree.list_entries(
+                parent, 2, 1000, hidden=1000
+            ).entries:
                 if inode.is_dir:
                     way.append(inode.ino)
                 if inode.is_dir is directories:

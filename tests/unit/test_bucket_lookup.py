@@ -150,7 +150,7 @@ class Node:
         """As readdir(3) lists them."""
         ino = (await self.there(path)).ino if path else ROOT_INO
         await self.operations.opendir(ino, self.caller)
-        listed = self.made.tree.read(ino, 2, 10_000)
+        listed = self.made.tree.list_entries(ino, 2, 10_000)
         assert listed.ended
         return sorted(name for name, _, _ in listed.entries)
 

@@ -37,7 +37,7 @@ def test_a_record_that_makes_no_sense_does_not_end_it(
         assert made.disk.objects == 4
         left = {path for _, _, path in made.disk.files()}
         assert left == {made.disk.path(inode.ino, inode.version) for inode in stored}
-        listed = [name for name, _, _ in made.tree.read(1, 2, 100).entries]
+        listed = [name for name, _, _ in made.tree.list_entries(1, 2, 100).entries]
         assert listed == [b"0", b"1", b"3", b"4"]
         with pytest.raises(CatalogError, match="is invalid"):
             made.find(b"2")

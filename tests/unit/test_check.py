@@ -487,7 +487,7 @@ def names(made: World) -> set[str]:
     """All paths, as an application lists them."""
 
     def below(ino: int, path: str) -> Iterator[str]:
-        for name, inode, _ in made.tree.read(ino, 2, 1 << 20).entries:
+        for name, inode, _ in made.tree.list_entries(ino, 2, 1 << 20).entries:
             here = f"{path}/{name.decode()}"
             yield here
             if inode.is_dir:

@@ -66,7 +66,7 @@ def test_looking_at_it_fetches_nothing(made: World) -> None:
         inode = await spilled(made)
         calls = faults(made).calls
         assert made.find(b"a").size == len(A)
-        assert [name for name, _, _ in made.tree.read(ROOT_INO, 2, 10).entries] == [b"a"]
+        assert [name for name, _, _ in made.tree.list_entries(ROOT_INO, 2, 10).entries] == [b"a"]
         assert made.lifecycle.attribute(inode, b"user.kvfs.tier") == b"s3"
         assert made.lifecycle.attribute(inode, b"user.kvfs.dirty") == b"0"
         assert not calls
@@ -482,7 +482,7 @@ def test_quota_counts_resident_objects_only(made: World, store: MemoryStore) -> 
             await made.upload_all()
         assert (space.objects, space.held_objects["s3"]) == (2, 5)
         assert len(contents(store)) == 5
-        assert [name for name, _, _ in made.tree.read(space.ino, 2, 10).entries] == [
+        assert [name for name, _, _ in made.tree.list_entries(space.ino, 2, 10).entries] == [
             b"%d" % number for number in range(5)
         ]
         assert await made.read(made.at(b"n/0").ino) == A

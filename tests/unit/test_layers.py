@@ -45,7 +45,14 @@ LAYERS = (
     ("kvfs.parsing",),
     ("kvfs.client",),  # runs in engines, where there is nothing else of kvfs
     (
-        *("kvfs.clock", "kvfs.errors", "kvfs.failpoints", "kvfs.kept", "kvfs.rates", "kvfs.units"),
+        *(
+            "kvfs.clock",
+            "kvfs.errors",
+            "kvfs.failpoints",
+            "kvfs.own_files",
+            "kvfs.rates",
+            "kvfs.units",
+        ),
         *("kvfs.matching", "kvfs.leasing", "kvfs.prefix"),
     ),
 )
@@ -54,10 +61,17 @@ LAYERS = (
 CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.profiles", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
-    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates", "kvfs.matching", "kvfs.prefix", "kvfs.kept"),
+    *("kvfs.nfs", "kvfs.parsing", "kvfs.rates", "kvfs.matching", "kvfs.prefix", "kvfs.own_files"),
 )
 KEEPER_MAY = (
-    *("kvfs.keeper", "kvfs.control", "kvfs.runtime", "kvfs.mounts", "kvfs.kept", "kvfs.errors"),
+    *(
+        "kvfs.keeper",
+        "kvfs.control",
+        "kvfs.runtime",
+        "kvfs.mounts",
+        "kvfs.own_files",
+        "kvfs.errors",
+    ),
     "kvfs.clock",
 )
 # A library that is expensive, or could be exchanged, has one home.

@@ -279,7 +279,7 @@ def test_a_greater_version_is_an_empty_directory_of_the_same_kind(tmp_path: Path
         assert (new.mode, new.uid, new.nlink) == (old.mode, 5, 2)
         assert made.attributes.xattr(new.ino, b"user.mine") == b"kept"
         assert fresh.settings == Settings(quota_hard=MIB, mode=0o600, version=2)
-        assert made.tree.read(new.ino, 2, 10).entries == []
+        assert made.tree.list_entries(new.ino, 2, 10).entries == []
         assert (ROOT_INO, b"a", old.ino) in made.gone, "the kernel is told"
         for missing in (
             lambda: made.tree.lookup(inner.ino, b"x"),
@@ -288,7 +288,7 @@ def test_a_greater_version_is_an_empty_directory_of_the_same_kind(tmp_path: Path
             lambda: made.tree.make(inner.ino, b"y", stat.S_IFDIR, 0, 0),
         ):
             refusal(missing, NotFoundError)
-        assert made.tree.read(inner.ino, 0, 10).entries == []
+        assert made.tree.list_entries(inner.ino, 0, 10).entries == []
         assert made.tree.inode(ROOT_INO).nlink == 3
         made.check()
         await made.walk()

@@ -375,7 +375,7 @@ async def rename(made: World, old: bytes, new: bytes, flags: int = 0) -> None:
     """As the kernel's face does it."""
     (above, name), (above2, name2) = (path.rpartition(b"/")[::2] for path in (old, new))
     move = (made.at(above).ino, name, made.at(above2).ino, name2, flags)
-    below = await made.renames.weigh(move)
+    below = await made.renames.amounts_below(move)
     await made.quota.take_in(partial(made.renames.arrivals, move, below))
     made.renames.rename(*move)
 
@@ -466,7 +466,7 @@ def test_a_directory_that_finds_no_room_in_a_quota_stays(
 def test_a_directory_of_too_many_names_is_to_be_copied_into_a_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renames, "WEIGHED_MAX", 40)
+    monkeypatch.setattr(renames, "COUNTED_MAX", 40)
 
     async def case(made: World) -> None:
         made.namespace("a", eviction="lru", quota_objects="100")
@@ -897,7 +897,7 @@ def test_expired_open_file_keeps_its_bytes_without_a_name(tmp_path: Path) -> Non
         aged(made, inode, 200)
         with pytest.raises(NotFoundError):
             made.at(b"a/000")
-        assert made.tree.read(made.at(b"a").ino, 2, 10).entries == []
+        assert made.tree.list_entries(made.at(b"a").ino, 2, 10).entries == []
         assert made.content(held) == BYTES
         made.check()
         await made.close(held, writable=False)

@@ -693,7 +693,9 @@ def test_names_of_lost_bytes_are_gone_whoever_looks_first(made: World) -> None:
         with pytest.raises(MISS):
             await made.objects.open(inode.ino, writable=False)
         made.renames.rename(ROOT_INO, b"kept", ROOT_INO, names[1], 1)  # NOREPLACE: there is nothing
-        assert [name for name, _, _ in made.tree.read(ROOT_INO, 2, 100).entries] == [names[1]]
+        assert [name for name, _, _ in made.tree.list_entries(ROOT_INO, 2, 100).entries] == [
+            names[1]
+        ]
         await made.census()
         await made.check_at_rest()
         assert made.ledger.counters["dropped_lost"] == 6

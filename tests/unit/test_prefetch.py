@@ -377,7 +377,7 @@ def test_prefetch_evicts_no_object_that_the_bucket_lacks(
         for inode in inodes:
             made.dispatcher.hydration.ahead(inode, _Wants())
         await wait_all_tasks_blocked()
-        assert len(made.tree.read(made.at(b"local").ino, 2, 10).entries) == 6
+        assert len(made.tree.list_entries(made.at(b"local").ino, 2, 10).entries) == 6
         made.check()
 
     with world(tmp_path, ram=4 * MIB, nvme=0, store=FaultyStore(MemoryStore())) as made:
@@ -407,7 +407,7 @@ def test_the_order_is_known_again_after_a_restart(made: World) -> None:
         await read(made, inodes[0])
         await read(made, inodes[1])
         assert here(made, inodes) == list(range(2 + prefetch.AT_FIRST))
-        assert [name for name, _, _ in made.tree.read(ROOT_INO, 2, 10).entries]
+        assert [name for name, _, _ in made.tree.list_entries(ROOT_INO, 2, 10).entries]
 
     run(before)
     made.restart()

@@ -15,7 +15,7 @@ from kvfs.fuse import session
 from kvfs.nfs.export import LOOPBACK, Export, networks
 from kvfs.nfs.servers import Ganesha, KernelNfsServer
 from kvfs.s3.transfer import Terms
-from tests.unit.test_kept import DAMAGES
+from tests.unit.test_own_files import DAMAGES
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

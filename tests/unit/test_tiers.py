@@ -13,7 +13,7 @@ from kvfs import mounts, runtime
 from kvfs.errors import ConfigError, NoSpaceError, NotFoundError, TierError
 from kvfs.tiers import NvmeTier, RamTier, Tier
 from kvfs.tiers.tier import FANOUT
-from tests.unit.test_kept import DAMAGES
+from tests.unit.test_own_files import DAMAGES
 
 MIB = 1 << 20
 Ram = Callable[..., RamTier]

@@ -89,7 +89,7 @@ def fifo(tree: Tree, name: bytes, parent: int = ROOT_INO) -> int:
 
 
 def names(tree: Tree, ino: int = ROOT_INO) -> list[bytes]:
-    return [name for name, _, _ in tree.read(ino, module.COOKIE_PARENT, 1000).entries]
+    return [name for name, _, _ in tree.list_entries(ino, module.COOKIE_PARENT, 1000).entries]
 
 
 # Making and looking
@@ -179,7 +179,7 @@ def test_removed_open_directory_keeps_its_attributes(tree: Tree) -> None:
     ):
         with pytest.raises(NotFoundError):
             call()
-    assert tree.read(ino, 0, 10).entries == []
+    assert tree.list_entries(ino, 0, 10).entries == []
 
 
 def test_a_directory_that_is_gone_is_stale_and_has_no_names(tree: Tree) -> None:
@@ -196,7 +196,7 @@ def test_a_directory_that_is_gone_is_stale_and_has_no_names(tree: Tree) -> None:
     ):
         with pytest.raises(NotFoundError):
             call()
-    assert tree.read(ino, 0, 10).entries == []
+    assert tree.list_entries(ino, 0, 10).entries == []
 
 
 def test_a_setgid_directory_passes_its_group_on(tree: Tree) -> None:
@@ -386,11 +386,11 @@ def test_exchange_in_one_directory(tree: Tree) -> None:
 def test_reading_begins_with_dot_and_dotdot(tree: Tree) -> None:
     ino = mkdir(tree, b"dir")
     fifo(tree, b"a", ino)
-    read = tree.read(ino, 0, 10).entries
+    read = tree.list_entries(ino, 0, 10).entries
     assert [(name, inode.ino) for name, inode, _ in read[:2]] == [(b".", ino), (b"..", ROOT_INO)]
     assert [cookie for _, _, cookie in read[:2]] == [module.COOKIE_SELF, module.COOKIE_PARENT]
     for at, (_, _, cookie) in enumerate(read):
-        assert tree.read(ino, cookie, 10).entries == read[at + 1 :]
+        assert tree.list_entries(ino, cookie, 10).entries == read[at + 1 :]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -402,7 +402,7 @@ def test_readdir_shows_a_lasting_name_once(tree: Tree, seed: int) -> None:
     passing = [b"passing%d" % number for number in range(30)]
     seen: list[bytes] = []
     cookie = 0
-    while found := tree.read(ROOT_INO, cookie, dice.randrange(1, 9)).entries:
+    while found := tree.list_entries(ROOT_INO, cookie, dice.randrange(1, 9)).entries:
         seen += [name for name, _, _ in found]
         cookie = found[-1][2]
         name = dice.choice(passing)
@@ -418,10 +418,10 @@ def test_readdir_shows_a_lasting_name_once(tree: Tree, seed: int) -> None:
 def test_cookies_are_stable(tree: Tree) -> None:
     for number in range(20):
         fifo(tree, b"%d" % number)
-    before = {name: cookie for name, _, cookie in tree.read(ROOT_INO, 0, 100).entries}
+    before = {name: cookie for name, _, cookie in tree.list_entries(ROOT_INO, 0, 100).entries}
     for number in range(0, 20, 2):
         tree.unlink(ROOT_INO, b"%d" % number)
-    after = {name: cookie for name, _, cookie in tree.read(ROOT_INO, 0, 100).entries}
+    after = {name: cookie for name, _, cookie in tree.list_entries(ROOT_INO, 0, 100).entries}
     assert after.items() <= before.items()
 
 
@@ -569,7 +569,7 @@ def test_a_random_walk_is_as_the_real_thing(tree: Tree, tmp_path: Path, seed: in
     def listed(ino: int) -> dict[bytes, object]:
         return {
             name: listed(inode.ino) if inode.is_dir else inode.nlink
-            for name, inode, _ in tree.read(ino, module.COOKIE_PARENT, 100).entries
+            for name, inode, _ in tree.list_entries(ino, module.COOKIE_PARENT, 100).entries
         }
 
     def really(path: bytes) -> dict[bytes, object]:

@@ -192,7 +192,7 @@ class Lifecycle:
             if takes(settings, bucket) and not takes(before, bucket):
                 self.ledger.dirty.look_back(batch)
             batch.answers()
-        self.ledger.work.wake()
+        self.ledger.wakeup.wake()
         found = self.namespaces.of(directory)
         note = found.note(self.ledger.tiers.local)
         if note and before.compression != settings.compression:
@@ -269,7 +269,7 @@ class Lifecycle:
         batch.unlink(ROOT_INO, name)
         batch.put(directory)
         self.namespaces.drop(directory.ino, name.name, batch)
-        batch.then(self.ledger.work.wake)
+        batch.then(self.ledger.wakeup.wake)
 
     # Attributes
 

@@ -69,7 +69,7 @@ class Availability:
             self.uploader.backoff.reset()
         if health.state != was:
             self.uploader.dirty.wake()
-            self.uploader.ledger.work.wake()
+            self.uploader.ledger.wakeup.wake()
 
 
 log = logging.getLogger(__name__)

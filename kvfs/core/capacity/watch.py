@@ -66,7 +66,7 @@ class Watch:
             ledger.accounts.leave_estimate(self.spent())
             for namespace in list(ledger.namespaces):
                 namespace.resize_policies(ledger.tiers.local)
-            ledger.work.wake()
+            ledger.wakeup.wake()
             await trio.sleep(SPACE_PERIOD)
 
     def _may_be_unknown(self, ino: int) -> bool:
@@ -86,7 +86,7 @@ class Watch:
             await trio.sleep(MOMENT)
             for space in trash.count():
                 self.quota.trim(space)
-            self.ledger.work.wake()
+            self.ledger.wakeup.wake()
 
     async def forgotten(self) -> None:
         """Remove orphans that the kernel has forgotten."""
@@ -125,7 +125,7 @@ class Watch:
             was = nvme.health.state
             await nvme.calls.probe(nvme.probe)
             if nvme.health.state != was:
-                self.ledger.work.wake()
+                self.ledger.wakeup.wake()
             await trio.sleep(calls.PROBE_PERIOD)
 
     async def _measure_space(self, nvme: NvmeTier) -> None:

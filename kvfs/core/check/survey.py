@@ -237,6 +237,6 @@ class Survey:
                         yield
                     finally:
                         self.jobs.discard(ino)
-                        self.ledger.work.wake()
+                        self.ledger.wakeup.wake()
                     return
             await trio.sleep(JOB_PERIOD)

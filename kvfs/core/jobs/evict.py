@@ -195,7 +195,7 @@ class Evict:
                 raise TierError(f"the copy to nvme failed: {error}") from error
             finally:
                 self._jobs.discard(ino)
-                self.ledger.work.wake()
+                self.ledger.wakeup.wake()
         self._leave_copied(ino)
 
     def _leave_copied(self, ino: int) -> None:

@@ -267,4 +267,4 @@ class Warm(Jobs[_Order]):
                     await self.transfers.copy([inode], nvme, ram, "promoted")
         finally:
             self._busy.discard(inode.ino)
-            ledger.work.wake()
+            ledger.wakeup.wake()

@@ -14,7 +14,7 @@ from kvfs.catalog import Catalog, Inode
 from kvfs.core.ledger.followers import Followers
 from kvfs.core.ledger.open_table import OpenTable
 from kvfs.core.ledger.tiers import Tiers
-from kvfs.core.ledger.work import Work
+from kvfs.core.ledger.wakeup import Wakeup
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.namespaces.order import key_of
 from kvfs.tiers import Tier
@@ -34,13 +34,13 @@ class Accounts:
         tiers: Tiers,
         namespaces: Namespaces,
         table: OpenTable,
-        work: Work,
+        wakeup: Wakeup,
     ) -> None:
         self.catalog = catalog
         self.tiers = tiers
         self.namespaces = namespaces
         self.table = table
-        self.work = work
+        self.wakeup = wakeup
         self.spilled = 0  # objects that only the bucket has
         self.followers = Followers()  # among `spilled`: which block comes after which
         self.doubled_bytes = self.doubled_objects = 0  # in RAM, and on NVMe as well
@@ -71,7 +71,7 @@ class Accounts:
             self._counted_early.add(inode.ino)
         self._count(inode)
         self.touch(inode)
-        self.work.wake()
+        self.wakeup.wake()
 
     def touch(self, inode: Inode) -> None:
         """Make an object the youngest in each of its orders of eviction. Each open calls this."""
@@ -131,7 +131,7 @@ class Accounts:
                 order.touch(inode)
         if namespace.blocks is not None:  # kvfs may evict this block now, if it was held back
             namespace.release(key_of(inode))
-        self.work.wake()
+        self.wakeup.wake()
 
     def _count(self, inode: Inode, sign: int = 1) -> None:
         holders = self.tiers.holders(inode)

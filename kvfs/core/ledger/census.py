@@ -83,7 +83,7 @@ class Census:
                 "ENOENT; mount with s3=",
                 *(ledger.accounts.spilled, ledger.catalog.fact(BUCKET_FACT)),
             )
-        ledger.work.wake()
+        ledger.wakeup.wake()
 
     def _read(self, at: int) -> list[Inode] | None:
         """Read the next inodes; None if the catalog could not read them twice."""

@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kvfs import kept
+from kvfs import own_files
 from kvfs.core.ledger.records import Records
 from kvfs.errors import CatalogError
 
-MOST = 10_000  # copies; `kept` reads 1 MiB
+MOST = 10_000  # copies; `own_files` reads 1 MiB
 _EXPECTED = "a list of copies that kvfs fsck has found wrong"
 _CURE = "remove it, mount, and run kvfs fsck --hashes once more"
 
@@ -22,12 +22,12 @@ _CURE = "remove it, mount, and run kvfs fsck --hashes once more"
 def load(records: Records) -> None:
     """Doubt the copies of the list again. Raises ConfigError."""
     path = _path(records)
-    table = kept.read_table(path, _EXPECTED, _CURE)
+    table = own_files.read_table(path, _EXPECTED, _CURE)
     if table is None:
         return
     copies = table.get("copies")
     if not isinstance(copies, list) or not all(map(_is_copy, copies)):
-        raise kept.wrong(path, json.dumps(table), _EXPECTED, _CURE)
+        raise own_files.wrong(path, json.dumps(table), _EXPECTED, _CURE)
     for ino, version, tier in copies:
         records.verified.doubt(ino, version, tier)
 
@@ -42,7 +42,7 @@ def save(records: Records, copies: list[tuple[int, int, str]]) -> None:
     """Write the list, or remove it if there are no copies. Raises OSError."""
     path = _path(records)
     if copies:
-        kept.write(path, json.dumps({"copies": copies}))
+        own_files.write(path, json.dumps({"copies": copies}))
     else:
         path.unlink(missing_ok=True)
 

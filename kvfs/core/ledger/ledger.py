@@ -20,7 +20,7 @@ from kvfs.core.ledger.retries import Retries
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.ledger.trash import Trash
 from kvfs.core.ledger.uses import Uses
-from kvfs.core.ledger.work import Work
+from kvfs.core.ledger.wakeup import Wakeup
 from kvfs.core.namespaces.namespaces import Namespaces
 
 COUNTERS = (  # they start at 0; SEMANTICS.md explains each
@@ -67,15 +67,15 @@ class Ledger:
         self.suspect = suspect
         self.invalidate_name = invalidate_name
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
-        self.work = Work()
+        self.wakeup = Wakeup()
         self.retries = Retries()
         self.latencies = Latencies(tiers.media)
         self.namespaces = Namespaces(catalog, tiered=len(tiers.local) > 1)
         self.dirty = Dirty(catalog, self.namespaces, tiers.bucket)
         self.table = OpenTable(catalog, self.namespaces)
         self.uses = Uses(catalog, self.table)
-        self.trash = Trash(self.counters, self.work)
-        self.accounts = Accounts(catalog, tiers, self.namespaces, self.table, self.work)
+        self.trash = Trash(self.counters, self.wakeup)
+        self.accounts = Accounts(catalog, tiers, self.namespaces, self.table, self.wakeup)
         self.orphans = Orphans(tiers, self.table, self.accounts, self.dirty, self.trash)
         self.records = Records(*(tiers, self.table, self.accounts, self.dirty, self.trash), suspect)
         self.verified = self.records.verified

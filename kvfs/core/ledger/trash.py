@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import trio
 
-from kvfs.core.ledger.work import Work
+from kvfs.core.ledger.wakeup import Wakeup
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import Reservation, Tier
 
@@ -85,9 +85,9 @@ class Trash:
     `read` are inodes that readers had open; all inodes older than `first_new` count as read, too.
     """
 
-    def __init__(self, counters: Counter[str], work: Work) -> None:
+    def __init__(self, counters: Counter[str], wakeup: Wakeup) -> None:
         self.counters = counters
-        self.work = work
+        self.wakeup = wakeup
         self.files: list[TrashFile] = []
         self.closing: list[int] = []
         self.read: set[int] = set()
@@ -119,7 +119,7 @@ class Trash:
         trash = TrashFile(tier, ino, version, space, keep, why)
         if tier.slow:
             self.files.append(trash)
-            self.work.wake()
+            self.wakeup.wake()
         else:
             self.removed(trash, *trash.remove())
 
@@ -158,7 +158,7 @@ class Trash:
             file.release()
         if file.tier.slow:
             self.closing.append(file.fd)
-            self.work.wake()
+            self.wakeup.wake()
         else:
             os.close(file.fd)
         return shared

@@ -192,7 +192,7 @@ class TierTransfers:
     async def wait_for_trash(self, tier: Tier, ino: int, version: int) -> None:
         """Wait until kvfs has unlinked an evicted copy that has the same file name."""
         while any(trash[:3] == (tier, ino, version) for trash in self.ledger.trash.files):
-            self.ledger.work.wake()
+            self.ledger.wakeup.wake()
             await trio.sleep(PERIOD)
 
     def count_packing(

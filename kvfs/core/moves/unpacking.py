@@ -21,9 +21,9 @@ from kvfs import failpoints
 from kvfs.catalog import Inode, Named
 from kvfs.compression.container import DamagedError
 from kvfs.core.capacity.room import Room
-from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
+from kvfs.core.shared_work import SharedWork, WorkByKey, wait_while_up
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError
 from kvfs.movement.movers import (
     MoverFailedError,
@@ -48,7 +48,7 @@ class Unpacking:
         self.room = room
         self.movers = movers
         self._jobs = jobs
-        self._running: SingleFlight[int, Flight] = SingleFlight(
+        self._running: WorkByKey[int, SharedWork] = WorkByKey(
             lambda ino, error: log.error(
                 "%s stays packed: a defect of kvfs", self._named(ino), exc_info=error
             )
@@ -66,7 +66,7 @@ class Unpacking:
         running = self._running.get(ino)
         if running is None:
             work = partial(self._run, ino, inode.version)
-            running = self._running.begin(ino, Flight(), work)
+            running = self._running.begin(ino, SharedWork(), work)
         patience = bucket.wait
         await wait_while_up(running.ended, trio.current_time() + patience, nvme.health)
         if not running.ended.is_set() and nvme.health.down:
@@ -113,7 +113,7 @@ class Unpacking:
             unpacking.discard(ino)
             if ino not in sending:
                 self._jobs.discard(ino)
-            self.ledger.work.wake()
+            self.ledger.wakeup.wake()
 
     def _fit(self, ino: int, version: int) -> Inode:
         """The object. Raises StaleError if it has changed."""

@@ -63,7 +63,7 @@ class WriteBack:
             self._dropped_before = ledger.counters["dropped_evicted"]
         self._until = trio.current_time() + PATIENCE if count else 0.0
         if count:
-            ledger.work.wake()
+            ledger.wakeup.wake()
         return size, count
 
     @property

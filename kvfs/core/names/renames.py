@@ -1,10 +1,11 @@
 """Renames: give a file or directory another name, or exchange two names.
 
-Contract: `rename` is synchronous and one catalog batch. It is checked in the step in which it
-commits. A namespace's directory stays at the top. A file that moves into another namespace is
-accounted there; the content of a directory follows in the background. A name that was there before
-keeps its cookie. Before the rename, its caller makes room in quotas for the arrivals (`weigh`,
-`arrivals`). Not for making or removing names.
+Contract: `rename` is synchronous and one catalog batch; it awaits nothing between its checks and
+the commit. A namespace's directory stays at the top. A file that moves into another namespace is
+accounted there. If a directory moves there, kvfs accounts its content later, in the background. If
+the new name exists already, it keeps its cookie. Before a rename, its caller makes room in quotas:
+`amounts_below` counts the content of directories, and `arrivals` returns what each namespace gets.
+Not for making or removing names.
 """
 
 from collections.abc import Mapping
@@ -26,15 +27,19 @@ from kvfs.errors import (
 from kvfs.tiers import Tier
 
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2  # linux/fs.h
-WEIGHED_MAX = 10_000  # names below a directory, counted in some 0.1 s while it is locked
-WEIGHED_AT_ONCE = 16  # names in a step of the loop, each in some 10 us
+COUNTED_MAX = 10_000  # names below a directory: some 0.1 s, in which the kernel has it locked
+COUNTED_AT_ONCE = 16  # names that one turn of the loop counts; each takes some 10 us
 
 RenameArguments = tuple[int, bytes, int, bytes, int]  # the arguments of `rename`
-Weight = tuple[int, int]  # bytes and objects that a quota counts
+Amount = tuple[int, int]  # bytes and objects, as a quota counts them
 
 
 class Move(NamedTuple):
-    """A checked rename: the entry, its new directory, and the entry that it replaces."""
+    """A rename after its checks.
+
+    source_dir: the directory that has `entry`, the name of `inode`. target_dir: the directory of
+    the new name. target: the entry and inode that have the new name already, or None.
+    """
 
     source_dir: Inode
     entry: Dentry
@@ -44,7 +49,7 @@ class Move(NamedTuple):
 
 
 class Renames:
-    """The renames in a tree."""
+    """Renames the inodes of a tree."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -68,8 +73,8 @@ class Renames:
             cookie = self.catalog.next_id() if target is None else target[0].cookie
             moved = Dentry(name2, inode.ino, cookie)
             self._move(inode, entry, source_dir, target_dir, moved, batch)
-            self.tree.changed(source_dir, batch)
-            self.tree.changed(target_dir, batch)
+            self.tree.touch(source_dir, batch)
+            self.tree.touch(target_dir, batch)
             batch.answers()
 
     def _check_rename(self, names: RenameArguments) -> Move:
@@ -77,7 +82,7 @@ class Renames:
         if flags not in {0, RENAME_NOREPLACE, RENAME_EXCHANGE}:
             raise InvalidError(f"rename flags {flags}, expected NOREPLACE or EXCHANGE")
         source_dir = self.tree.directory(parent)
-        target_dir = source_dir if parent2 == parent else self.tree.to_enter(parent2)
+        target_dir = source_dir if parent2 == parent else self.tree.directory_for_new_entry(parent2)
         if not target_dir.links:
             raise NotFoundError(f"{self.catalog.named(parent2)} was removed")
         if name2 in {b".", b".."}:
@@ -101,7 +106,7 @@ class Renames:
         return Move(source_dir, entry, inode, target_dir, target)
 
     def _crossing(self, names: RenameArguments) -> Move | None:
-        """A checked rename into another namespace; None for any other rename."""
+        """Return the checked rename if it moves an inode into another namespace, else None."""
         parent, _, parent2, _, _ = names
         if parent == parent2:  # the usual rename
             return None
@@ -109,15 +114,18 @@ class Renames:
         if len({None if one is None else one.namespace for one in directories}) == 1:
             return None
         move = self._check_rename(names)
-        # Both may have one namespace: a walk has not yet come to the old directory.
+        # The inode may have the new namespace already. Then its old directory still has another
+        # one, because a walk that accounts directories anew has not come to it yet.
         return None if move.inode.namespace == move.target_dir.namespace else move
 
-    async def weigh(self, names: RenameArguments) -> dict[int, Weight]:
-        """Count the content of the directories that a rename brings into hard quotas.
+    async def amounts_below(self, names: RenameArguments) -> dict[int, Amount]:
+        """Count the content of each directory that a rename moves into a hard quota.
 
-        Returns bytes and objects by directory. Raises OtherNamespaceError for a directory with more
-        names than kvfs can count while the kernel locks it. A program then copies it, with each
-        file within the quota. Raises the errors of `rename` as well.
+        Returns the bytes and objects below a directory, by its inode number. Awaits.
+
+        Raises OtherNamespaceError if a directory has more than COUNTED_MAX names below it: the
+        kernel has the directory locked meanwhile. A program such as mv then copies the directory,
+        and the quota checks each file. Raises the errors of `rename` as well.
         """
         move, flags = self._crossing(names), names[-1]
         if move is None:
@@ -128,16 +136,17 @@ class Renames:
             into.append(move.source_dir)
         if not any(self.namespaces.of(one).has_hard_quota for one in into):
             return {}
-        return {one.ino: await self._weigh(one) for one in moved if one.is_dir}
+        return {one.ino: await self._count_below(one) for one in moved if one.is_dir}
 
-    async def _weigh(self, top: Inode) -> Weight:
+    async def _count_below(self, top: Inode) -> Amount:
+        """Count the files below a directory. Raises OtherNamespaceError for too many names."""
         size, names = 0, 0
         files: set[int] = set()  # a file with several names counts once
         way = [(top.ino, 0)]
         while way:
             ino, cookie = way.pop()
-            entries = self.catalog.entries_after(ino, cookie, WEIGHED_AT_ONCE)
-            if len(entries) == WEIGHED_AT_ONCE:
+            entries = self.catalog.entries_after(ino, cookie, COUNTED_AT_ONCE)
+            if len(entries) == COUNTED_AT_ONCE:
                 way.append((ino, entries[-1].cookie))
             for entry in entries:
                 inode = self.ledger.table.inode(entry.ino)
@@ -145,58 +154,59 @@ class Renames:
                     way.append((inode.ino, 0))
                 elif inode is not None and inode.is_file and inode.ino not in files:
                     files.add(inode.ino)
-                    size += self._takes(inode)
+                    size += self._size_of(inode)
             names += len(entries)
-            if names > WEIGHED_MAX:
+            if names > COUNTED_MAX:
                 raise OtherNamespaceError(
-                    f"{self.catalog.named(top.ino)} has more than {WEIGHED_MAX} names below it: it "
+                    f"{self.catalog.named(top.ino)} has more than {COUNTED_MAX} names below it: it "
                     "cannot move into a namespace with a hard quota"
                 )
             await trio.lowlevel.checkpoint()
         return size, len(files)
 
     def arrivals(
-        self, names: RenameArguments, below: Mapping[int, Weight]
+        self, names: RenameArguments, below: Mapping[int, Amount]
     ) -> list[tuple[Namespace, int, int]]:
-        """The namespaces that a rename would fill, each with the further bytes and objects.
+        """Return the namespaces that would have more after a rename, with the added amounts.
 
-        below: the result of `weigh`. Raises the errors of `rename`.
+        Each item has the namespace, the added bytes and the added objects. below: the result of
+        `amounts_below`. Raises the errors of `rename`.
         """
         move, flags = self._crossing(names), names[-1]
         if move is None:
             return []
         source_dir, _, inode, target_dir, target = move
-        comes, goes = self._counted(inode, below), (0, 0)
+        comes, goes = self._amount_of(inode, below), (0, 0)
         if target is not None and (flags == RENAME_EXCHANGE or self._is_last(target[1])):
-            goes = self._counted(target[1], below)
+            goes = self._amount_of(target[1], below)
         more = (comes[0] - goes[0], comes[1] - goes[1])
         found = [(self.namespaces.of(target_dir), *more)]
         if flags == RENAME_EXCHANGE:
             found.append((self.namespaces.of(source_dir), -more[0], -more[1]))
         return [one for one in found if one[1] > 0 or one[2] > 0]
 
-    def _counted(self, inode: Inode, below: Mapping[int, Weight]) -> Weight:
-        return (self._takes(inode), 1) if inode.is_file else below.get(inode.ino, (0, 0))
+    def _amount_of(self, inode: Inode, below: Mapping[int, Amount]) -> Amount:
+        return (self._size_of(inode), 1) if inode.is_file else below.get(inode.ino, (0, 0))
 
-    def _takes(self, inode: Inode) -> int:
-        """Bytes of a file. For a file that is being written, those that it has by now."""
+    def _size_of(self, inode: Inode) -> int:
+        """Return the bytes of a file; for a file that is being written, those that it has now."""
         held = self.ledger.table.staging.get(inode.ino)
         return max(Tier.cost(inode.blocks), 0 if held is None else held.taken)
 
     def _is_last(self, inode: Inode) -> bool:
-        """Whether an inode goes with its last name: it has one, and is not open."""
+        """Whether kvfs removes the inode with this name: it has one name, and is not open."""
         return len(inode.links) == 1 and inode.ino not in self.ledger.table.open
 
     def _exchange(self, move: Move, entry2: Dentry, inode2: Inode) -> None:
         source_dir, entry, inode, target_dir, _ = move
         with self.catalog.batch() as batch:
-            batch.unlink(source_dir.ino, entry)  # both before either is made again
+            batch.unlink(source_dir.ino, entry)  # unlink both names before either is linked again
             batch.unlink(target_dir.ino, entry2)
             moved, moved2 = entry2._replace(ino=inode.ino), entry._replace(ino=inode2.ino)
             self._move(inode, entry, source_dir, target_dir, moved, batch)
             self._move(inode2, entry2, target_dir, source_dir, moved2, batch)
-            self.tree.changed(source_dir, batch)
-            self.tree.changed(target_dir, batch)
+            self.tree.touch(source_dir, batch)
+            self.tree.touch(target_dir, batch)
             batch.answers()
 
     def _move(
@@ -208,9 +218,9 @@ class Renames:
         moved: Dentry,
         batch: Batch,
     ) -> None:
-        """Give an inode another name; the caller has unlinked `entry`.
+        """Give an inode the name `moved` in place of `entry`, which the caller has unlinked.
 
-        A name that was there before keeps its cookie, so that a listing shows it once.
+        If the name existed before, `moved` has its cookie, so that a listing shows the name once.
         """
         before = batch.change(inode)
         old, new = (source_dir.ino, entry.cookie), (target_dir.ino, moved.cookie)
@@ -230,13 +240,16 @@ class Renames:
         batch.put(inode)
 
     def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:
-        """Have all inodes below a moved directory accounted and named anew, in the background."""
+        """Move a directory, and mark it if its content needs other accounts or other keys.
+
+        A walk in the background then changes all inodes below the directory.
+        """
         batch.then(self.namespaces.places.forget_paths)
-        inode.key = inode.parent_key = 0  # it is not a block's directory any more (`Prefixes`)
+        inode.key = inode.parent_key = 0  # not a block's directory any more: see `Prefixes`
         if inode.namespace not in (inode.ino, target_dir.namespace):
             inode.namespace = target_dir.namespace
             self.namespaces.account_anew(inode.ino, batch)
-        elif self.ledger.dirty.keeps_marks:  # its files have other names in the bucket
+        elif self.ledger.dirty.keeps_marks:  # its files get other keys in the bucket
             self.namespaces.account_anew(inode.ino, batch)
 
     def _check_namespace(self, inode: Inode, target_dir: Inode) -> None:
@@ -264,7 +277,7 @@ class Renames:
 
 
 def _place_of(inode: Inode) -> tuple[int, int, int, int, bool, bytes]:
-    """The fields of an inode that accounts and orders depend on."""
+    """Return the fields of an inode on which its accounts and its order of eviction depend."""
     return (
         inode.namespace,
         inode.key,

@@ -1,9 +1,14 @@
-"""Names: kvfs looks up, lists, makes and removes directories and links.
+"""Look up, list, make and remove names: directories, links and special files.
 
-Contract: every method is synchronous and is one catalog batch; its checks still hold when it
-commits. The kernel checks permissions (default_permissions). A new or moved inode is accounted to
-the namespace of its directory. Not for content, nor for the settings of namespaces. Not for other
-names of an inode (`Renames`), nor for its other facts (`Attributes`).
+Contract: every method is synchronous and is one catalog batch. So what a method has checked is
+still true when the batch commits. The kernel checks permissions (default_permissions). A new or
+moved inode is accounted to the namespace of its directory.
+
+A *hidden* entry is in the catalog, but programs do not find it: its bytes went away with the RAM
+tier, it is expired, or its namespace was dropped.
+
+Not for content, nor for the settings of namespaces. `Renames` gives inodes other names.
+`Attributes` changes modes, owners, times and extended attributes.
 """
 
 import stat
@@ -33,22 +38,25 @@ NAME_MAX = 255
 TARGET_MAX = 4095
 RESERVED = b".kvfs"  # a name at the top of the mount: the directory of the control files
 COOKIE_SELF, COOKIE_PARENT = 1, 2
-HIDDEN_STEP = 8  # hidden entries that a step of a listing drops, in 30 to 100 us each
-HIDDEN_MAX = 1000  # entries that an rmdir unlinks, some 30 ms
+HIDDEN_STEP = 8  # hidden entries that one step of a listing drops; each takes 30 to 100 us
+HIDDEN_MAX = 1000  # hidden entries that one rmdir unlinks; they take some 30 ms
 
 
 class Listing(NamedTuple):
-    """Some entries of a directory: (name, inode, cookie) of each. Read on behind `cookie`."""
+    """Some entries of a directory, each with its name, inode and cookie.
+
+    cookie: of the last entry that was looked at. The next listing starts behind this cookie.
+    """
 
     entries: list[tuple[bytes, Inode, int]]
     cookie: int
-    ended: bool  # there are no entries behind it
+    ended: bool  # there are no entries behind `cookie`
 
 
 class Tree:
     """The names of a mount.
 
-    templates: gives the settings of a new top-level directory by its name; None for none.
+    templates: returns the settings that a new top-level directory gets by its name, or None.
     """
 
     def __init__(
@@ -73,7 +81,7 @@ class Tree:
                 batch.put(inode)
 
     def new(self, mode: int, uid: int, gid: int) -> Inode:
-        """An inode without number and names."""
+        """Return a new inode record without number and names. The catalog does not have it yet."""
         now = self.now()
         return Inode(
             ino=0, mode=mode, uid=uid, gid=gid, atime_ns=now, mtime_ns=now, ctime_ns=now, links=()
@@ -94,9 +102,9 @@ class Tree:
         return found
 
     def lookup(self, parent: int, name: bytes) -> Inode:
-        """The inode of a name. Raises NotFoundError, also if its bytes went away with RAM."""
+        """Return the inode of a name. Raises NotFoundError, also for a hidden entry."""
         _check_name(name)
-        if name == b".":  # NFS handles are resolved so, also those of files
+        if name == b".":  # the kernel resolves an NFS handle so: `parent` may be a file
             found = self.inode(parent)
             if not found.links:
                 raise StaleError(f"{self.catalog.named(parent)} has no name any more")
@@ -115,12 +123,12 @@ class Tree:
 
     def _living(self, entry: Dentry) -> Inode:
         inode = self.inode(entry.ino)
-        if why := self._gone(inode, entry.name):
+        if why := self._drop_if_hidden(inode, entry.name):
             raise NotFoundError(why)
         return inode
 
-    def _gone(self, inode: Inode, name: bytes) -> str:
-        """Why no program finds an inode, which is then dropped if it may be; "" if programs do."""
+    def _drop_if_hidden(self, inode: Inode, name: bytes) -> str:
+        """Return why an entry is hidden, or "" if it is not. Drop its inode if kvfs may."""
         if self.ledger.records.is_lost(inode):
             self.ledger.removals.drop(inode, "lost")
             return f"the bytes of {name!r} went away with the RAM tier"
@@ -129,7 +137,7 @@ class Tree:
         return ""
 
     def entry(self, parent: int, name: bytes) -> tuple[Dentry, Inode] | None:
-        """A name with its inode; None if no program finds that."""
+        """Return the entry of a name and its inode. None if the name is free, or is hidden."""
         _check_name(name)
         entry = self.catalog.lookup(parent, name)
         if entry is None:
@@ -145,13 +153,16 @@ class Tree:
             raise NotFoundError(f"no {name!r} there")
         return found
 
-    def read(self, ino: int, cookie: int, limit: int, *, hidden: int = HIDDEN_STEP) -> Listing:
-        """List up to `limit` entries behind a cookie; fewer at the end, or after `hidden` ones.
+    def list_entries(
+        self, ino: int, cookie: int, limit: int, *, hidden: int = HIDDEN_STEP
+    ) -> Listing:
+        """List up to `limit` entries behind a cookie.
 
-        hidden: the most entries to skip that no program finds any more. kvfs drops these unless
-        they are open. The bound keeps a step of a listing so short that other tasks may wait for
-        it.
-        An entry that is there all the time is listed once, even if others come and go meanwhile.
+        The result has fewer entries at the end of the directory, or after `hidden` hidden entries.
+        hidden: the most hidden entries to skip. kvfs drops hidden objects unless they are open, and
+        this takes time; the bound lets the loop do other tasks in between.
+        An entry that exists during the whole listing is listed once, even if other entries come and
+        go.
         """
         found: list[tuple[bytes, Inode, int]] = []
         directory = self.ledger.table.inode(ino)
@@ -170,7 +181,7 @@ class Tree:
                 cookie = entry.cookie
                 held = self.ledger.table.open.get(entry.ino)
                 inode = stored if held is None else held.inode
-                if inode is not None and not self._gone(inode, entry.name):
+                if inode is not None and not self._drop_if_hidden(inode, entry.name):
                     found.append((entry.name, inode, cookie))
                     continue
                 hidden -= 1
@@ -183,31 +194,33 @@ class Tree:
     # Making
 
     def check_new(self, parent: int, name: bytes) -> Inode:
-        """The directory of a new name. Raises ExistsError if the name is taken."""
-        directory = self.to_enter(parent)
+        """Return the directory of a new name. Raises ExistsError if the name is taken."""
+        directory = self.directory_for_new_entry(parent)
         if name in {b".", b".."} or self.entry(parent, name) is not None:
             raise ExistsError(f"{name!r} exists")
         return directory
 
-    def to_enter(self, ino: int) -> Inode:
-        """A directory that may get a name; raises an error for a removed one."""
+    def directory_for_new_entry(self, ino: int) -> Inode:
+        """Return a directory that may get a new entry. Raises an error if it was removed."""
         directory = self.ledger.table.inode(ino)
         if directory is None:
             raise NotFoundError(f"{self.catalog.named(ino)} is gone")
         if not directory.is_dir:
             raise NotADirError(f"{self.catalog.named(ino)} is not a directory")
         if directory.key and not directory.links:
-            # A block's directory may be there again under its name: the kernel looks it up again.
-            # But a lookup in it is ENOENT, as programs expect that remove a tree by descriptors.
+            # A new directory of the same block may have the name by now. ESTALE makes the kernel
+            # look the name up again. A lookup in the removed directory gives ENOENT instead:
+            # programs that remove a tree by descriptors expect that.
             raise StaleError(f"{self.catalog.named(ino)} was removed")
         if not directory.links or self.namespaces.is_dropped(directory):
             raise NotFoundError(f"{self.catalog.named(ino)} was removed")
         return directory
 
-    def born(self, directory: Inode, mode: int, uid: int, gid: int) -> Inode:
-        """A new inode for a directory. A setgid directory passes its group on.
+    def new_in(self, directory: Inode, mode: int, uid: int, gid: int) -> Inode:
+        """Return a new inode record that belongs in a directory; like `new`, it is not stored.
 
-        Settings of its namespace may give the owner, the group and the mode of files.
+        The inode of a setgid directory gets the directory's group. For a file, settings of the
+        namespace may replace the owner, the group and the mode.
         """
         if directory.mode & stat.S_ISGID:
             gid = directory.gid
@@ -225,9 +238,9 @@ class Tree:
     def maker(
         self, parent: int, name: bytes, mode: int, uid: int, gid: int
     ) -> Callable[[], tuple[Inode, Inode]]:
-        """Return a function that gives a new file's directory and inode.
+        """Return a function that returns a new file's directory and new inode.
 
-        The name is checked now, and by the function again if the catalog has changed.
+        This method checks the name. The function checks it again if the catalog has changed since.
         """
         state = self.catalog.database.state
         directory = self.check_new(parent, name)
@@ -235,7 +248,7 @@ class Tree:
         def make() -> tuple[Inode, Inode]:
             same = self.catalog.database.state == state
             current = directory if same else self.check_new(parent, name)
-            return current, self.born(current, mode, uid, gid)
+            return current, self.new_in(current, mode, uid, gid)
 
         return make
 
@@ -253,12 +266,12 @@ class Tree:
     ) -> Inode:
         """Make a directory, symbolic link, fifo, socket or device node.
 
-        settings: of a new top-level directory, in place of the templates' settings.
+        settings: settings for a new top-level directory. None: `templates` gives them.
         """
         if len(target) > TARGET_MAX:
             raise NameTooLongError(f"link target of {len(target)} bytes, at most {TARGET_MAX}")
         directory = self.check_new(parent, name)
-        inode = self.born(directory, mode, uid, gid)
+        inode = self.new_in(directory, mode, uid, gid)
         inode.ino = self.catalog.next_id()
         inode.links = ((parent, inode.ino),)
         inode.rdev, inode.target, inode.size = rdev, target, len(target)
@@ -271,11 +284,12 @@ class Tree:
                     self.namespaces.set(inode.ino, settings, batch)
             batch.put(inode)
             batch.link(parent, Dentry(name, inode.ino, inode.ino))
-            self.changed(directory, batch)
+            self.touch(directory, batch)
             batch.answers(inode.ino)
         return inode
 
     def link(self, ino: int, parent: int, name: bytes) -> Inode:
+        """Give an inode one more name (a hard link) in the same namespace."""
         inode = self.inode(ino)
         if inode.is_dir:
             raise NotPermittedError(
@@ -298,11 +312,12 @@ class Tree:
         with self.catalog.batch() as batch:
             batch.put(inode)
             batch.link(parent, entry)
-            self.changed(directory, batch)
+            self.touch(directory, batch)
             batch.answers(ino)
         return inode
 
-    def changed(self, directory: Inode, batch: Batch) -> None:
+    def touch(self, directory: Inode, batch: Batch) -> None:
+        """Set the modification time of a directory whose entries change, and put its record."""
         directory.mtime_ns = directory.ctime_ns = self.now()
         batch.put(directory)
 
@@ -315,11 +330,14 @@ class Tree:
             raise IsADirError(f"{name!r} is a directory")
         with self.catalog.batch() as batch:
             self.remove_name(parent, entry, inode, batch)
-            self.changed(directory, batch)
+            self.touch(directory, batch)
             batch.answers()
 
     def remove_name(self, parent: int, entry: Dentry, inode: Inode, batch: Batch) -> None:
-        """Remove a name of a file. Without names the file goes, at once or when it is closed."""
+        """Remove one name of an inode that is no directory.
+
+        An inode without a name stays while the kernel may still use it; otherwise it goes at once.
+        """
         batch.unlink(parent, entry)
         first = batch.change(inode).links[0]
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
@@ -337,7 +355,7 @@ class Tree:
             self.ledger.removals.forget(inode, batch)
 
     def _place_anew(self, inode: Inode, batch: Batch) -> None:
-        """Place an inode by its new first name."""
+        """Account an inode by its first name, which has changed: see `Places.place`."""
         if (found := self.catalog.first_name(inode)) is None:
             return
         directory, entry = found
@@ -347,7 +365,10 @@ class Tree:
             self.account_anew(before, inode, batch)
 
     def account_anew(self, before: Inode, inode: Inode, batch: Batch, *, old: bool = False) -> None:
-        """Account an inode with a new place. old: it keeps its age, and is not the youngest."""
+        """Move an inode in the accounts from its place `before` to its new place.
+
+        old: eviction keeps the age of the inode. False: the inode becomes the youngest.
+        """
         accounts = self.ledger.accounts
         if accounts.accounted(inode):
             batch.then(partial(accounts.dismiss, before))
@@ -362,13 +383,14 @@ class Tree:
         entry, inode = self.expect(parent, name)
         with self.catalog.batch() as batch:
             self.remove_directory(directory, entry, inode, batch)
-            self.changed(directory, batch)
+            self.touch(directory, batch)
             batch.answers()
 
     def remove_directory(self, directory: Inode, entry: Dentry, inode: Inode, batch: Batch) -> None:
+        """Remove an empty directory `inode`, which has the name `entry` in `directory`."""
         if not inode.is_dir:
             raise NotADirError(f"{entry.name!r} is not a directory")
-        listed = self.read(inode.ino, COOKIE_PARENT, 1, hidden=HIDDEN_MAX + 1)
+        listed = self.list_entries(inode.ino, COOKIE_PARENT, 1, hidden=HIDDEN_MAX + 1)
         if listed.entries:
             raise NotEmptyError(f"directory {entry.name!r} has entries")
         if not listed.ended:
@@ -383,9 +405,9 @@ class Tree:
             self.namespaces.forget(inode.ino, batch)
 
     def _unlink_hidden(self, directory: Inode, batch: Batch) -> None:
-        """Unlink the entries that no program finds any more: they go with their directory.
+        """Unlink the hidden entries of a directory that is being removed.
 
-        Such an entry expired while it was open, or came from a namespace that was dropped since.
+        Such an entry expired while it was open, or moved in from a namespace that was dropped.
         """
         entries = self.catalog.entries_after(directory.ino, 0, HIDDEN_MAX + 1)
         inodes = {entry.ino: self.ledger.table.inode(entry.ino) for entry in entries}
@@ -402,7 +424,7 @@ class Tree:
 
 
 def is_name(name: bytes, parent: int = 0) -> bool:
-    """Whether an entry of a directory can have a name, which other programs may have written."""
+    """Whether kvfs allows this name in this directory. The name comes from another program."""
     reserved = parent == ROOT_INO and name == RESERVED
     return 0 < len(name) <= NAME_MAX and name not in {b".", b".."} and not reserved
 

@@ -1,14 +1,14 @@
-"""Find the copy that serves an open, and prove that it has the bytes that were sealed.
+"""Find the copy that serves an open, and verify that it has the bytes of the seal.
 
-Contract: `open` takes the fastest copy whose size and modification time are those that were sealed.
-The digest settles any doubt: another program changed the file, or a crash came after the last
-write. `open` also compares a copy on NVMe with its digest if that was not done lately (`verified`).
-A damaged copy goes into quarantine. A copy whose file is missing is forgotten.
-A disk that fails is no reason to lose a copy. The caller of `open` holds the inode's lock.
+Contract: `open` tries the fastest copy first. A copy is in doubt if its file does not have the size
+and modification time of the seal, or if a crash came after the last write. `open` compares a copy
+in doubt with its digest. `open` also compares a copy on NVMe if the last comparison is too old
+(`verified`). kvfs moves a damaged copy into quarantine. If a copy has no file, kvfs removes it from
+the record. If a disk fails, the record keeps the copy. The caller of `open` holds the inode's lock.
 
 Invariant: `open` returns a copy that the catalog has at this moment, and updates the given inode
 from the catalog. If the object changed during an await, `open` raises StaleError.
-Not for the handles that share the file, nor for looking at copies that nobody opens (core/check).
+Not for the handles that share the file. `core/check` looks at copies that no program opens.
 """
 
 import errno
@@ -34,12 +34,12 @@ from kvfs.tiers import Bucket, Tier, TierCall, sync_patience
 
 log = logging.getLogger(__name__)
 
-HASHED_AT_ONCE = 4  # copies that opens wait for: each takes a CPU and 8 MiB
+HASHED_AT_ONCE = 4  # copies that are hashed at the same time for opens: each takes a CPU and 8 MiB
 WRONG = "its bytes do not match their digest"
 
 
 class Verifier(Protocol):
-    """Compares a whole file with a digest, and gives up copies that were not synced."""
+    """Compares copies with their digests, and loses copies that the kernel could not write."""
 
     async def matches(self, tier: Tier, inode: Inode) -> bool: ...
     async def lose(self, ino: int, version: int) -> None: ...
@@ -49,27 +49,31 @@ class Fetcher(Protocol):
     """Downloads an object that only the bucket has."""
 
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
-        """Return None once the object is here, or a stream while its bytes are on their way.
+        """Return a stream while the bytes come, or None once a local tier has the object.
 
-        whole: return no stream. Raises NotFoundError; StaleError if the object changed meanwhile.
+        whole: wait for all bytes, and return None. Raises NotFoundError, and StaleError if the
+        object changed meanwhile.
         """
 
     async def header(self, inode: Inode) -> Header | None:
-        """Return the first bytes only, or None if only `fetch` can help. Raises NotFoundError."""
+        """Download only the first bytes. Return None if the caller must `fetch` the whole object.
+
+        Raises NotFoundError.
+        """
 
 
 class Unpacker(Protocol):
-    """Makes a copy that can be opened from a packed copy."""
+    """Decompresses a packed copy, so that kvfs can open it."""
 
     async def unpack(self, inode: Inode) -> None:
-        """Make the copy, or lose the packed one. Raises NotFoundError, StaleError."""
+        """Decompress the copy. If it is damaged, remove it. Raises NotFoundError, StaleError."""
 
 
 class Copies:
     """Finds and verifies the copies of one mount.
 
-    `renaming`: inodes whose backing file may have another name, see `create`. `scans`: the
-    processes that read first bytes only.
+    renaming: inodes whose backing file may have another name than the record says; see `create`.
+    scans: the processes that read only the first bytes of objects.
     """
 
     def __init__(
@@ -94,10 +98,10 @@ class Copies:
     async def open(
         self, inode: Inode, *, writable: bool
     ) -> tuple[Tier, int, Tier | Bucket] | Stream | Header:
-        """Open the best sound copy: tier, descriptor, and the place where its bytes were.
+        """Open the fastest sound copy. Return its tier, its descriptor, and where its bytes were.
 
-        An object that comes from the bucket is a stream that can be read already. A process that
-        scans gets the header. Raises NotFoundError (a miss), StaleError, CatalogError.
+        If the bytes still come from the bucket, return a stream, which can be read already. If the
+        process scans, return the header. Raises NotFoundError (a miss), StaleError, CatalogError.
         """
         found, lost = await self.open_here(inode, writable=writable)
         where: Tier | Bucket | None = None
@@ -133,24 +137,24 @@ class Copies:
         raise NotFoundError(f"{self.catalog.named(inode.ino)}: no tier can produce its bytes")
 
     def missed(self, inode: Inode) -> None:
-        """Count an open that nothing can serve."""
+        """Count a miss of the mount and of the object's namespace."""
         self.ledger.counters["misses"] += 1
         self.ledger.namespaces.of(inode).counters["misses"] += 1
 
     def _current(self, inode: Inode) -> Inode | None:
-        """Return the catalog's record of this version, or None."""
+        """Return the catalog's record of the inode; None if it is gone or has another version."""
         current = self.catalog.inode(inode.ino)
         return None if current is None or current.version != inode.version else current
 
     def _packed(self, inode: Inode) -> bool:
-        """Whether this version is on NVMe, and packed there."""
+        """Whether NVMe has a packed (compressed) copy of this version."""
         current = self._current(inode)
         if current is None or current.packed is None:
             return False
         return self.ledger.tiers.nvme in self.ledger.tiers.holders(current)
 
     async def _unpack(self, inode: Inode) -> None:
-        """Unpack the copy and update the record. Raises NotFoundError, StaleError."""
+        """Decompress the copy, and update `inode`. Raises NotFoundError, StaleError."""
         if self._unpacker is None:
             what = self.catalog.named(inode.ino)
             raise NotFoundError(f"{what} is compressed, and nobody decompresses it")
@@ -164,7 +168,7 @@ class Copies:
         return None if current is None or not current.in_bucket else current
 
     async def _header(self, inode: Inode) -> Header | None:
-        """Get only the first bytes, if that is possible, and update the record.
+        """Download only the first bytes if that is possible, and update `inode`.
 
         Raises NotFoundError, StaleError.
         """
@@ -180,7 +184,7 @@ class Copies:
         return header
 
     async def _fetch(self, inode: Inode, *, whole: bool) -> Stream | None:
-        """Hydrate the object, or begin to: see `Fetcher.fetch`. Update the record.
+        """Hydrate the object, or begin to hydrate it (see `Fetcher.fetch`). Update `inode`.
 
         Raises NotFoundError, StaleError.
         """
@@ -197,7 +201,11 @@ class Copies:
     async def open_here(
         self, inode: Inode, *, writable: bool
     ) -> tuple[tuple[Tier, int] | None, bool]:
-        """Open the best local copy; also say if one was lost. Raises StaleError, CatalogError."""
+        """Open the fastest sound local copy. Return its tier and descriptor, or None.
+
+        The second result says whether kvfs found a copy missing or damaged. Raises StaleError,
+        CatalogError.
+        """
         lost = False
         for tier in self.ledger.tiers.holders(inode):
             if self.ledger.tiers.is_packed_in(inode, tier):
@@ -206,18 +214,18 @@ class Copies:
                 opening = partial(tier.open, inode.ino, inode.version, writable=writable)
                 fd = await self.files.io(tier, TierCall("open", opening, os.close))
             except NotFoundError as error:
-                lost |= await self._missing(inode, tier, str(error))
+                lost |= await self._on_missing_file(inode, tier, str(error))
                 continue
             except TierError:
                 continue  # the tier has logged it; the copy may be readable again later
             try:
                 untouched = self.files.untouched(inode, tier, fd)
-                sound = self._verified if untouched else self._proven
+                sound = self._verify_untouched if untouched else self._verify_doubted
                 if await sound(inode, tier, fd):
                     if tier.slow or not untouched:
                         self._check_still(inode, tier)
                     return (tier, fd), lost
-            except TierError as error:  # the disk's fault, not the copy's
+            except TierError as error:  # the disk failed: this says nothing about the copy
                 what = self.catalog.named(inode.ino)
                 log.debug("%s is not opened from here, verifying it failed: %s", what, error)
                 os.close(fd)
@@ -230,15 +238,19 @@ class Copies:
         return None, lost
 
     def _check_still(self, inode: Inode, tier: Tier) -> None:
-        """Update the record after an await. Raises StaleError if the copy is not there any more."""
+        """Update `inode` after an await. Raises StaleError if the tier has the copy no more."""
         current = self._current(inode)
         # It may have been promoted and unlinked while we waited.
         if current is None or tier not in self.ledger.tiers.holders(current):
             raise StaleError(f"{self.catalog.named(inode.ino)} went away while it was opened")
         inode.copy_from(current)
 
-    async def _verified(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Verify a copy that looks as it was sealed: only the digest shows damage by the disk."""
+    async def _verify_untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Verify a copy with the size and time of its seal; return whether it is sound.
+
+        Compare the digest if the tier is slow and a comparison is due: only the digest shows damage
+        by the disk. Move a wrong copy into quarantine.
+        """
         if not tier.slow:
             return True
         if not inode.digest:
@@ -254,7 +266,7 @@ class Copies:
             path = tier.path(inode.ino, inode.version)
             raise tier.failed("verify", path, error) from error
         except SourceChangedError:
-            found = b""  # it has become shorter
+            found = b""  # the file has become shorter
         if found != inode.digest:
             self._lose(inode, tier, quarantine=True, why=WRONG)
             return False
@@ -263,7 +275,10 @@ class Copies:
         return True
 
     async def _written(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Ask the kernel if it could write the copy to disk so far: there is no digest yet."""
+        """Whether the kernel could write the copy to its disk so far. There is no digest yet.
+
+        If the kernel could not, lose the copy.
+        """
         try:
             await self.files.io(tier, TierCall.on_file("writeback", fd, mounts.expect_written))
         except OSError as error:
@@ -272,10 +287,11 @@ class Copies:
             return False
         return True
 
-    async def _proven(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Verify a doubtful copy with its digest, and put a wrong one into quarantine.
+    async def _verify_doubted(self, inode: Inode, tier: Tier, fd: int) -> bool:
+        """Verify a copy in doubt with its digest; return whether it is sound.
 
-        A program has changed it, a crash came after the last write, or a daemon has noted a doubt.
+        The reason for the doubt is another size or time of the file, a crash after the last write,
+        or a doubt that a daemon noted. Move a wrong copy into quarantine.
         """
         found = os.fstat(fd)
         if found.st_size == inode.size and inode.digest:
@@ -298,20 +314,23 @@ class Copies:
         self._lose(inode, tier, quarantine=True, why=why)
         return False
 
-    async def _missing(self, inode: Inode, tier: Tier, reason: str) -> bool:
-        """Handle a missing backing file. False if the object changed meanwhile."""
+    async def _on_missing_file(self, inode: Inode, tier: Tier, reason: str) -> bool:
+        """Lose a copy without a backing file, unless the tier or a late rename is the reason.
+
+        Return False if the object changed meanwhile, else True.
+        """
         try:
             present = await self.files.io(tier, TierCall("stat", tier.present))
         except TierError:
-            return True  # a tier that does not answer cannot say that the file is gone
+            return True  # the tier does not answer, so the file may be there
         if not present:
             error = FileNotFoundError(errno.ENOENT, "directory lost")
             tier.failed("open", tier.path(inode.ino, inode.version), error)
             return True
         if self._current(inode) is None:
             return False
-        self._check_still(inode, tier)  # raises if it was given up meanwhile
-        if inode.ino in self._renaming:  # late, and then it is taken back
+        self._check_still(inode, tier)  # raises if the record lost the copy meanwhile
+        if inode.ino in self._renaming:  # the file has its new name until the rename is undone
             return True
         what = self.catalog.named(inode.ino)
         log.error("%s: a copy is missing, opens get another one or a miss: %s", what, reason)
@@ -320,7 +339,7 @@ class Copies:
         return True
 
     def _lose(self, inode: Inode, tier: Tier, *, quarantine: bool = False, why: str = "") -> None:
-        """Lose the copy. If the catalog refuses the change, the open is still a miss, no error."""
+        """Lose the copy. If the catalog refuses the change, only log this: the open is a miss."""
         try:
             self.ledger.removals.lose(inode, tier, quarantine=quarantine, why=why)
         except CatalogError as error:

@@ -1,20 +1,20 @@
-"""New files, new contents, and sealed objects that are written again.
+"""Create files, begin new versions, and prepare sealed objects for another writer.
 
-Contract: `make` is called before room is made, and after the last await, so that its checks still
-hold when its names are committed with the rest. It reads nothing again that has not changed. The
-leftovers of a failure are thrown away. First comes room, then a backing file, the record and the
-name.
+Contract: `create` calls `make` twice: before it reserves room, and after its last await. So the
+checks of `make` still hold at the commit. The order is: room, backing file, then the record with
+the name in one batch. If a step fails, `create` removes the results of the steps before.
 
-`make_writable` prepares an open object for a writer: its next version is in the same file, and
-readers keep their file. It is the one exception to *the record first*: the file gets the new
-version's name before the record does. Otherwise a crash might leave a record that no file has.
-Before either step the inode is marked unfinished, so that a crash between the two loses nothing:
-`recovery` finds the inode sealed, and gives the file its old name back. `restage` changes the
-record; for a version in a new file, this is all there is to do. The caller holds the inode's lock.
+`make_writable` prepares an open object for a writer. The new version is in the same backing file,
+and readers keep this file. This is the one exception to *the record first*: the file gets the name
+of the new version before the record does. With the other order, a crash might leave a record
+without a file. Before the first step, the inode is marked unfinished, so a crash between the steps
+loses nothing: `recovery` finds the inode sealed, and gives the file its old name back. `restage`
+changes the record. A version in a new file needs only `restage`. The caller holds the inode's lock.
 
-Invariant: `renaming` has the inodes whose backing file may have another name than the record says,
-because a rename was given up and may come yet. A late rename is undone, and the mark goes.
-Not for where a file begins (`Placement`), nor for its end (`seal`).
+Invariant: `renaming` has each inode whose backing file may have another name than the record says.
+The reason is a rename that took too long: the tier may still carry it out. kvfs undoes such a late
+rename, and then removes the inode from `renaming`.
+Not for the tier in which a file begins (`Placement`), nor for the seal (`seal`).
 """
 
 import logging
@@ -42,11 +42,14 @@ from kvfs.tiers import OverdueError, Reservation, Tier, TierCall
 
 log = logging.getLogger(__name__)
 
-Make = Callable[[], tuple[Inode, Inode]]  # a directory, and an inode that is to be in it
+Make = Callable[[], tuple[Inode, Inode]]  # returns a directory, and a new inode to put into it
 
 
 class Creation:
-    """Creates files, and new versions of files that are truncated or written again."""
+    """Creates files, and begins new versions of files.
+
+    A program begins a new version when it truncates a file, or writes to a sealed file.
+    """
 
     def __init__(
         self,
@@ -62,21 +65,22 @@ class Creation:
         self.files = files
         self.publishing = publishing
         self.renaming: set[int] = set()
-        self._taken_back: dict[int, int] = {}  # inode -> version that a late create unlinks
+        self._overdue: dict[int, int] = {}  # inode -> version whose late create unlinks its file
 
     async def create(
-        self, parent: int, name: bytes, make: Make, *, at_once: bool = False
+        self, parent: int, name: bytes, make: Make, *, named_at_once: bool = False
     ) -> OpenObject:
         """Create a file with its first writer.
 
-        `make` gives its directory and its inode, or raises the error that forbids it. `at_once`:
-        the file has its name from now on, even with `publish=close`. Raises NoSpaceError, TierError
-        and the errors of `make`.
+        make: returns the directory and the inode, or raises the error that forbids the file.
+        named_at_once: the file has its name from now on, even with `publish=close`.
+
+        Raises NoSpaceError, TierError and the errors of `make`.
         """
         with self.ledger.prefixes.entering(parent):
             namespace = self.ledger.namespaces.of(make()[0])
-            late = namespace.settings.publish == "close" and not at_once
-            publish = (parent, name) if late else None
+            at_close = namespace.settings.publish == "close" and not named_at_once
+            publish = (parent, name) if at_close else None
             expected = self.placement.expect(parent, name, namespace)
             with await self.placement.choose(namespace, expected) as room:
                 return await self._begin(parent, name, make, room, expected or 0, publish=publish)
@@ -86,7 +90,7 @@ class Creation:
     ) -> OpenObject | None:
         """Create a file of `size` bytes in RAM if RAM has room now; else return None.
 
-        The loop takes no turn meanwhile. Raises TierError and the errors of `make`.
+        The loop runs no other task meanwhile. Raises TierError and the errors of `make`.
         """
         with self.ledger.prefixes.entering(parent):
             namespace = self.ledger.namespaces.of(make()[0])
@@ -106,7 +110,11 @@ class Creation:
         *,
         publish: tuple[int, bytes] | None = None,
     ) -> OpenObject:
-        """Make the object, which takes the room over unless this raises."""
+        """Make the file and its open object, which gets the reservation `room`.
+
+        If this raises, the caller still has `room`. publish: the directory and the name that the
+        file gets at its close; None: the file gets `name` now.
+        """
         catalog, ledger = self.catalog, self.ledger
         ino = catalog.next_id()
         with ExitStack() as rooms:
@@ -126,9 +134,9 @@ class Creation:
                 with catalog.batch() as batch:
                     ledger.namespaces.places.place(inode, directory, name, batch)
                     if publish is None:
-                        self.publishing.name(inode, directory, name, batch)
+                        self.publishing.give_name(inode, directory, name, batch)
                     else:
-                        self.publishing.is_to_get(ino, parent, name, batch)
+                        self.publishing.note_name(ino, parent, name, batch)
                     batch.put(inode)
                     batch.mark_unfinished(ino)
                     batch.answers(ino)
@@ -146,18 +154,22 @@ class Creation:
         return held
 
     def _room_in_ram(self, parent: int, room: Reservation) -> Reservation | None:
-        """Reserve room in RAM for a file that could not begin in its own tier; None without."""
+        """Reserve room in RAM for a file that its own tier cannot make. None if RAM has no room."""
         ram, directory = self.ledger.tiers.ram, self.ledger.table.inode(parent)
         if directory is None:
             raise StaleError(f"{self.catalog.named(parent)} is gone")
         namespace = self.ledger.namespaces.of(directory)
         if room.tier is ram or not namespace.takes(ram):
             return None
-        least = min(room.size, ram.capacity // 4)  # a file of unknown size reserves much
+        least = min(room.size, ram.capacity // 4)  # a file of unknown size may have reserved more
         return self.room.reserve_for_file(ram, least, namespace)
 
-    async def replace(self, inode: Inode) -> OpenObject:
-        """Begin a new content where there is room. No program has the object open."""
+    async def begin_version(self, inode: Inode) -> OpenObject:
+        """Begin a new, empty version of an object that no program has open.
+
+        The version may be in another tier than the old one. Raises NoSpaceError, StaleError,
+        TierError.
+        """
         ledger = self.ledger
         parent, name = self.catalog.some_name(inode)
         namespace = ledger.namespaces.of(inode)
@@ -165,13 +177,13 @@ class Creation:
         expected = self.placement.expect(parent, name, namespace)
         with await self.placement.choose(namespace, expected, replaces=had) as room:
             tier = room.tier
-            version = max(inode.version, self._taken_back.get(inode.ino, 0)) + 1
+            version = max(inode.version, self._overdue.get(inode.ino, 0)) + 1
             try:
                 current, fd = await self._make_version(inode, version, tier)
-            except OverdueError:  # the next attempt must not make a file that this one then unlinks
-                self._taken_back[inode.ino] = version
+            except OverdueError:  # a late create unlinks its file: the next attempt needs another
+                self._overdue[inode.ino] = version
                 raise
-            self._taken_back.pop(inode.ino, None)
+            self._overdue.pop(inode.ino, None)
             held = OpenObject(current, tier, fd, writable=True, reservation=room.keep())
         held.expected = expected or 0
         held.backing_id = self.files.register(held)
@@ -180,7 +192,7 @@ class Creation:
         return held
 
     async def _make_version(self, inode: Inode, version: int, tier: Tier) -> tuple[Inode, int]:
-        """Make the staging record of a version, and an empty file for it."""
+        """Make an empty file for a version, and record the version as staging."""
         fd = await self.files.make(tier, inode.ino, version)
         try:
             current = self.catalog.inode(inode.ino)
@@ -195,12 +207,13 @@ class Creation:
             raise
         return current, fd
 
-    # Written again
+    # Sealed objects that a program writes again
 
     def restage(self, inode: Inode, version: int, tier: Tier, batch: Batch, *, keep: bool) -> None:
-        """Make a sealed inode staging in `tier`: it leaves the accounts, and its copies go.
+        """Record that a sealed inode is staging in `tier`, as a new version.
 
-        keep: the copy in `tier` stays, because it has become the new version.
+        The inode leaves the accounts, and kvfs throws its copies away after the commit. keep: the
+        copy in `tier` stays, because its file is the new version.
         """
         ledger = self.ledger
         before = batch.change(inode)
@@ -225,9 +238,10 @@ class Creation:
         batch.mark_unfinished(inode.ino)
 
     async def make_writable(self, held: OpenObject) -> None:
-        """Prepare the object for a writer. Readers keep their file: all share one backing file.
+        """Prepare an open object for a writer. Readers and the writer share one backing file.
 
-        Raises InUseError if its copy was given up meanwhile: wrong bytes must not become new ones.
+        Raises InUseError if kvfs distrusts the copy by now: damaged bytes must not become a new
+        version.
         """
         ledger, inode, tier = self.ledger, held.inode, held.tier
         if not held.writable:
@@ -236,15 +250,15 @@ class Creation:
             if held.fd >= 0:
                 os.close(held.fd)
             held.fd, held.writable, held.reopened = fd, True, True
-            self._expect_kept(held)
+            self._expect_not_lost(held)
         if held.writers:
             return
-        if not held.accounted:  # unlinked, and written to before
+        if not held.accounted:  # it has no name, and this version was written to before
             ledger.table.stage(held)
             return
         if inode.links:
             await self._rename_and_restage(held)
-        else:  # no record leads to the version of an unlinked file
+        else:  # no open finds an inode without a name: its version and its file stay as they are
             with self.catalog.batch() as batch:
                 self.restage(inode, inode.version, tier, batch, keep=True)
         held.accounted = False
@@ -263,17 +277,17 @@ class Creation:
             job = TierCall("rename", renaming, lambda _: self._renamed_late(ino, back))
             await self.files.io(tier, job)
         except OverdueError:
-            raise  # it may come yet: the mark stays until it is taken back
+            raise  # the rename may still happen: the mark stays until `_renamed_late` has undone it
         except KvfsError:
             await self._unmark(ino)
             raise
         try:
-            self._expect_kept(held)
+            self._expect_not_lost(held)
             with self.catalog.batch() as batch:
                 self.restage(inode, new, tier, batch, keep=True)
         except KvfsError:
             await self.files.io(tier, TierCall("rename", back))  # if it fails, the mark stays
-            if held.lost:  # it may have been looked for in vain
+            if held.lost:  # kvfs may not have found the file under its old name during the rename
                 why = (
                     f"{self.catalog.named(ino)} was damaged when a program was about to write to it"
                 )
@@ -282,17 +296,21 @@ class Creation:
             raise
         self.renaming.discard(ino)
 
-    def _expect_kept(self, held: OpenObject) -> None:
+    def _expect_not_lost(self, held: OpenObject) -> None:
+        """Raise InUseError if kvfs distrusts the open object's copy."""
         if held.lost:
             raise InUseError(f"{self.catalog.named(held.inode.ino)}: its damaged copy is open")
 
     def _renamed_late(self, ino: int, back: Callable[[], None]) -> None:
-        """Undo a rename for which no caller waits any more. Called in any thread."""
+        """Undo a rename that ended after its caller's time limit. Runs in any thread."""
         back()
         self.ledger.retries.add(partial(self._unmark_late, ino))
 
     async def _unmark(self, ino: int) -> None:
-        """Remove the mark "unfinished" of an object that was not written. Holds the lock."""
+        """Remove the mark "unfinished" of an object that was not written after all.
+
+        The caller holds the inode's lock.
+        """
         try:
             inode = self.ledger.table.inode(ino)
             written = ino in self.ledger.table.staging

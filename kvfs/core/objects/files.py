@@ -1,8 +1,8 @@
-"""Backing files of objects: made, opened, compared with their record, measured, registered.
+"""Make and open backing files, compare them with their record, and register them for passthrough.
 
-Contract: a call on a slow tier waits in a worker thread, never in the loop and never for ever. A
-failed call becomes a domain error. The kernel's face keeps `Backings`. Not for which file an object
-has (`copies`, `create`).
+Contract: a call on a slow tier runs in a worker thread with a time limit, never in the loop. A
+failed call becomes an error of `kvfs.errors`. `kvfs/fuse` implements `Backings`. `copies` and
+`create` choose the file that an object has, not this module.
 """
 
 import errno
@@ -23,14 +23,14 @@ T = TypeVar("T")
 
 
 class Backings(Protocol):
-    """Lets the kernel read and write a backing file by itself."""
+    """The kernel's register of files that it reads and writes without the daemon (passthrough)."""
 
     def register(self, fd: int) -> int:
-        """Return an id > 0 for the open file, or 0 if the daemon must serve its bytes."""
+        """Register an open file. Return its backing id, or 0 if the daemon must serve its bytes."""
         ...
 
     def release(self, backing_id: int) -> None:
-        """Release an id that no handle uses any more."""
+        """Release a backing id that no handle uses any more."""
         ...
 
 
@@ -44,13 +44,16 @@ class BackingFiles:
 
     @staticmethod
     async def io(tier: Tier, call: Callable[[], T]) -> T:
-        """Run a tier's system call: in a worker thread, with a time limit, if the tier is slow."""
+        """Run a system call on a tier. For a slow tier: in a worker thread, with a time limit."""
         return await tier.calls.call(call) if tier.slow else call()
 
     async def on_file(
         self, held: OpenObject, what: str, do: Callable[[int], T], patience: float | None = None
     ) -> T:
-        """Run a system call on an open backing file. Raises OSError, TierError."""
+        """Run a system call on the backing file of an open object. Raises OSError, TierError.
+
+        Messages name the call `what`. patience: seconds until a call on a slow tier is overdue.
+        """
         if not held.tier.slow:
             return do(held.fd)
         return await self.io(held.tier, TierCall.on_file(what, held.fd, do, patience))
@@ -60,10 +63,11 @@ class BackingFiles:
         return await self.io(tier, TierCall("create", lambda: tier.create(ino, version), late))
 
     def open_at_once(self, inode: Inode, *, lend: bool = False) -> int:
-        """Open a copy in RAM for reading without waiting; -1 if it is not there as it was sealed.
+        """Open the copy in RAM for reading, without waiting. Return its descriptor.
 
-        lend: the descriptor must not allow writes. -1 also if RAM cannot ensure this, or if a
-        mapping of gaps would take room in RAM.
+        Return -1 if RAM has no copy, or has one that changed since its seal. lend: the descriptor
+        is for a client, and must not allow writes. With `lend`, return -1 also if RAM cannot ensure
+        this, or if the file has gaps: a client's mapping would take room for them.
         """
         ram = self.records.tiers.ram
         if inode.ram_epoch != ram.epoch:
@@ -74,14 +78,18 @@ class BackingFiles:
             else:
                 fd = ram.open(inode.ino, inode.version, writable=False)
         except KvfsError:
-            return -1  # `Copies.open` finds out the reason
+            return -1  # the caller then calls `Copies.open`, which finds the reason
         if not self.untouched(inode, ram, fd) or (lend and _has_gaps(fd)):
             os.close(fd)
             return -1
         return fd
 
     def untouched(self, inode: Inode, tier: Tier, fd: int) -> bool:
-        """Whether the file looks as it was sealed, with no crash in between and no doubt noted."""
+        """Whether the file has the size and time of its seal, and kvfs does not doubt its bytes.
+
+        kvfs doubts a copy on NVMe if a crash came after its session's seals (`suspect`). It doubts
+        any copy for which a daemon has noted a doubt.
+        """
         found = os.fstat(fd)
         return (
             found.st_size == inode.size
@@ -91,7 +99,7 @@ class BackingFiles:
         )
 
     def register(self, held: OpenObject) -> int:
-        """Return a backing id for its file; 0 if the daemon must serve it.
+        """Register the file of an open object; return its backing id, or 0 if the daemon serves it.
 
         The daemon serves readers of a file in RAM that has gaps. A read of a gap in a mapping makes
         the kernel allocate a page (shmem_fault, mm/shmem.c), which no account would count.
@@ -103,11 +111,11 @@ class BackingFiles:
 
     @staticmethod
     def has_gaps(held: OpenObject) -> bool:
-        """Whether it is a file in RAM that does not have a page for each byte."""
+        """Whether the object's file is in RAM and lacks pages for some of its bytes."""
         return not held.tier.slow and _has_gaps(held.fd)
 
     def measure(self, held: OpenObject) -> None:
-        """Update the record of an object that is being written from its file."""
+        """Copy size, blocks and time from the backing file to the record, while it has a writer."""
         if held.writers and held.fd >= 0:
             found = os.fstat(held.fd)
             inode = held.inode
@@ -124,7 +132,10 @@ class BackingFiles:
 
     @staticmethod
     def failed(verb: str, held: OpenObject, error: OSError) -> KvfsError:
-        """Turn a failed call on a backing file into an error. Only a tier's failure is logged."""
+        """Return the error to raise for a failed call on a backing file.
+
+        Log the call only if the tier failed, not if it is full or the file is too large.
+        """
         what = f"{held.tier.name} tier: {verb} of {held.path}: {error}"
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             return NoSpaceError(what)

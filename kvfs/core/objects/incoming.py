@@ -1,16 +1,17 @@
-"""Open objects that are read while they come from the bucket, and that stay open afterwards.
+"""Serve reads of objects that were opened while their bytes came from the bucket.
 
-Contract: the daemon serves the reads of a *direct* object: from a stream while the bytes come,
-later from a copy if there is one. Of an object that a process scans, only the header comes. The
-rest comes when a process reads on, or when one that does not scan opens the object. Even if a
-download fails, each read returns the stored bytes, or fails.
+Contract: such an object is *direct* until its last close: the daemon serves its reads, not the
+kernel. The daemon reads from a stream while the bytes come, and later from a copy if there is one.
+If a process scans objects, kvfs downloads only the header of each. kvfs downloads the rest when a
+process reads behind the header, or when a process that does not scan opens the object. Even if a
+download fails, each read returns the right bytes, or fails.
 
-Invariants across awaits: `have` runs only under the inode's lock, and only there changes the place
-that an object is read from. So two callers never bring or open the same object. `bytes_here`
-returns a descriptor of the file that the object is read from at that moment. The descriptor is
-valid until the next await. An object is read from one stream at a time, and leaves it at the latest
-when it is closed.
-Not for fetching (`core/bucket/download/hydration.py`), nor for handles (`core/objects/objects.py`).
+Invariants across awaits: `ensure_bytes` runs only under the inode's lock. While an object is open,
+only `ensure_bytes` changes where it is read from. So two callers never download or open the same
+object. `wait_for_bytes` returns a descriptor that is valid until the next await. An object is read
+from one stream at a time, and leaves the stream at its last close, or earlier.
+Not for downloads (`core/bucket/download/hydration.py`), nor for handles
+(`core/objects/objects.py`).
 """
 
 import logging
@@ -33,8 +34,11 @@ class Incoming:
         self.fetcher = fetcher
 
     @staticmethod
-    def read_from(held: OpenObject, stream: Stream | None) -> None:
-        """Read the object from this stream from now on; None: from its descriptor, if any."""
+    def set_stream(held: OpenObject, stream: Stream | None) -> None:
+        """Read the object from this stream from now on. None: read it from its descriptor, if any.
+
+        The object leaves its former stream and its header.
+        """
         before, held.stream = held.stream, stream
         header, held.header = held.header, None
         if stream is not None:
@@ -45,24 +49,24 @@ class Incoming:
         if header is not None:
             header.leave()
 
-    def opened(self, held: OpenObject) -> None:
-        """Count an open that makes the bytes come from the bucket."""
+    def count_open(self, held: OpenObject) -> None:
+        """Count an open of an object whose bytes come from the bucket."""
         where = self.ledger.tiers.bucket
         where.hits += 1
         self.ledger.namespaces.read(held.inode, where)
 
-    async def have(self, held: OpenObject, *, whole: bool) -> None:
-        """Make the bytes be here or come; after a failed download, start another one.
+    async def ensure_bytes(self, held: OpenObject, *, whole: bool) -> None:
+        """Ensure that a local tier has the bytes, or that they come; restart a failed download.
 
-        whole: all bytes must be here, because a program will write. Raises NotFoundError,
-        StaleError, and TierError if no tier has them. Holds the lock.
+        whole: wait until a local tier has all bytes, because a program will write. The caller holds
+        the inode's lock. Raises NotFoundError, StaleError, and TierError if no tier has the bytes.
         """
         if held.readable and not (whole and held.stream is not None and not held.stream.complete):
             return
         scanned = held.header is not None
         await self._bring(held, whole=whole)
         if scanned:
-            self.opened(held)
+            self.count_open(held)
 
     async def _bring(self, held: OpenObject, *, whole: bool) -> None:
         inode = held.inode
@@ -72,23 +76,23 @@ class Incoming:
             stream = await self.fetcher.fetch(inode, whole=whole)
             if stream is not None:
                 if stream is not held.stream:
-                    self.read_from(held, stream)
+                    self.set_stream(held, stream)
                 return
         if held.stream is not None and held.stream.complete:
             return
         found, _ = await self.copies.open_here(inode, writable=False)
         if found is None:
             raise TierError("no tier can produce its bytes")
-        self.read_from(held, None)
+        self.set_stream(held, None)
         held.tier, held.fd = found
 
-    async def bytes_here(self, held: OpenObject, start: int, length: int) -> int:
-        """Wait until these bytes can be read from the descriptor that is returned.
+    async def wait_for_bytes(self, held: OpenObject, start: int, length: int) -> int:
+        """Wait until these bytes have come. Return the descriptor from which they can be read.
 
-        It is valid until the next await. Raises TierError.
+        The descriptor is valid until the next await. Raises TierError.
         """
         try:
-            if held.fd < 0 and held.stream is None:  # its header was enough, or its daemon is dead
+            if held.fd < 0 and held.stream is None:  # only its header came, or its daemon died
                 await self._go_on(held)
             if held.stream is None:
                 return held.fd
@@ -101,11 +105,11 @@ class Incoming:
 
     async def _go_on(self, held: OpenObject) -> None:
         ino = held.inode.ino
-        if held.header is not None and not held.header.read_on:  # one read may come as several
+        if held.header is not None and not held.header.read_on:  # count it once for several reads
             held.header.read_on = True
             self.copies.scans.read_on()
         async with self.ledger.table.locked(ino):
             try:
-                await self.have(held, whole=False)
+                await self.ensure_bytes(held, whole=False)
             except (NotFoundError, StaleError) as error:
                 raise TierError(f"it cannot be read on: {error}") from error

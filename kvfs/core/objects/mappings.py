@@ -1,12 +1,13 @@
-"""Mappings that outlive their descriptor.
+"""Find writable mappings (mmap) that live longer than their handle, and seal after their end.
 
-Contract: under passthrough a mapping keeps the backing file, not the handle, and the kernel does
-not tell of its end. `shared` says at a writer's release whether a process may have the file mapped.
-If so, the caller calls `keep`: the object still counts the writer. `watch` removes that writer when
-the mapping is gone.
+Contract: under passthrough, a mapping keeps the backing file open, but not the handle. The kernel
+does not report the end of a mapping. When a writer's handle is released, `outlives` says whether a
+process may still have the file mapped. Then the caller calls `keep`, and the object counts the
+writer further. `watch` removes this writer when the mapping is gone.
 
-Invariant: an object that is `mapped` counts one writer more than it has handles. The catalog calls
-it unfinished, unless the catalog fails to record this, so that a next daemon watches it as well.
+Invariant: an object that is `mapped` counts one writer more than it has handles. The catalog marks
+the object unfinished, so that the next daemon watches it as well. If the catalog fails to do so,
+`keep` logs it.
 Not for mappings of readers: their objects are sealed.
 """
 
@@ -21,12 +22,15 @@ from kvfs.errors import CatalogError
 
 log = logging.getLogger(__name__)
 
-PERIOD, PERIOD_MAX = 0.002, 0.5  # s between two looks at objects that are mapped
-LOOKS = 5  # looks until an object that was just released is taken for mapped
+PERIOD, PERIOD_MAX = 0.002, 0.5  # s between two checks of mapped objects, at first and at most
+LOOKS = 5  # checks of a file after its release, before kvfs treats the object as mapped
 
 
 class Mappings:
-    """Watches the mapped objects of a mount. `close(held)` releases a mapping's writer."""
+    """Watches the mapped objects of a mount.
+
+    close: removes one writer from an open object, and seals the object after its last writer.
+    """
 
     def __init__(
         self,
@@ -37,7 +41,7 @@ class Mappings:
         self.table = table
         self.backings = backings
         self._close = close
-        self._any = trio.Event()  # set while there may be an object that is mapped only
+        self._any = trio.Event()  # set while an object may have a mapping without a handle
 
     def keep(self, held: OpenObject) -> None:
         """Count a mapping as a writer until `watch` finds it gone."""
@@ -45,31 +49,31 @@ class Mappings:
         self._any.set()
         try:
             with self.table.catalog.batch() as batch:
-                batch.mark_unfinished(held.inode.ino)  # for a next daemon, which sees no handle
+                batch.mark_unfinished(held.inode.ino)  # the next daemon sees no handle of it
         except CatalogError as error:
             what = self.table.catalog.named(held.inode.ino)
             log.error("after a takeover kvfs will not know that %s is mapped: %s", what, error)
 
     def shared(self, held: OpenObject) -> bool:
-        """Whether another process than the daemon and one writer has the file.
+        """Whether any process has the backing file, apart from the daemon and one writer's handle.
 
-        False if the object has readers: then it cannot be told. Without them no other open is under
-        way, so the kernel lease that `Tier.is_in_use` takes disturbs none.
+        Return False if the object has readers: then kvfs cannot find out. Without readers, no other
+        open is under way, so the kernel lease that `Tier.is_in_use` takes disturbs no open.
         """
         if not self._alone(held):
             return False
-        if held.reopened and held.backing_id:  # the kernel has both, and would count one as shared
+        if held.reopened and held.backing_id:  # two open files, which the kernel has, look shared
             self.backings.release(held.backing_id)
             held.backing_id = self.backings.register(held.fd)
             held.reopened = False
         return held.tier.is_in_use(held.fd)
 
     async def outlives(self, held: OpenObject) -> bool:
-        """Whether a mapping is left of a writer whose handle is being released.
+        """Whether a writer's mapping lives on after its handle, which is being released.
 
-        The kernel lets go of the file a moment after it sends the release. So this looks again at
-        a file that seems to be mapped. In 8000 creates, 21 files seemed mapped at first. Kept as
-        mapped, they would stay staging for as long as other processes read them.
+        The kernel closes the file a moment after it sends the release. So this method checks a file
+        that seems mapped several times. In 8000 creates, 21 files seemed mapped at the first check.
+        If `keep` counted them as mapped, they would stay staging while other processes read them.
         """
         for _ in range(LOOKS):
             if not self.shared(held):
@@ -78,10 +82,10 @@ class Mappings:
         return self.shared(held)
 
     def may_be_written(self, held: OpenObject) -> bool:
-        """Whether a process may still have a descriptor lent for writing, or a mapping of it.
+        """Whether a client may still have a descriptor lent for writing, or a mapping of the file.
 
-        A process has let go of a descriptor when its close(2) returns. True if the object has
-        readers: then it cannot be told.
+        The client no longer has the descriptor when its close(2) has returned. Return True if the
+        object has readers: then kvfs cannot find out.
         """
         return not self._alone(held) or self.shared(held)
 
@@ -90,9 +94,9 @@ class Mappings:
         return held.writers == 1 and not held.readers
 
     async def watch(self) -> None:
-        """End the writing of mapped objects when their mappings are gone; run until the unmount.
+        """Remove the writer of each mapped object when its mapping is gone. Run until the unmount.
 
-        An object that other processes have open is looked at after they have closed it.
+        If other processes have an object open, this task checks it after they have closed it.
         """
         period = PERIOD
         while True:
@@ -104,11 +108,11 @@ class Mappings:
             await self.look()
 
     async def look(self) -> None:
-        """Look once at all mapped objects."""
+        """Check all mapped objects once."""
         await self.end(lambda held: self._alone(held) and not self.shared(held))
 
     async def end(self, gone: Callable[[OpenObject], bool]) -> None:
-        """End the writing of the mapped objects for which `gone` is true."""
+        """Remove the mapping's writer of each mapped object for which `gone` returns true."""
         for held in [held for held in self.table.staging.values() if held.mapped]:
             if gone(held):
                 held.mapped = False

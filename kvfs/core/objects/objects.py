@@ -92,7 +92,7 @@ class Objects:
                 if inode is None or ledger.removals.expire(inode):
                     raise StaleError(f"{self.catalog.named(ino)} is gone")
                 if writable and truncate and inode.links:
-                    held = await self.creation.replace(inode)
+                    held = await self.creation.begin_version(inode)
                     held.writers += 1
                     return held
                 held = await self._open_first(inode, writable=writable)
@@ -104,7 +104,7 @@ class Objects:
             held.readers += 1  # keeps it open during the awaits
             try:
                 if held.direct and not scanned:
-                    await self.incoming.have(held, whole=writable)
+                    await self.incoming.ensure_bytes(held, whole=writable)
                 if writable:
                     await self.creation.make_writable(held)
                 if held.lost:  # during the awaits
@@ -243,10 +243,10 @@ class Objects:
         """
         held = OpenObject(inode, stream.tier, -1, writable=False, accounted=bool(inode.links))
         held.direct, held.brought_from = True, Bucket.name
-        self.incoming.read_from(held, stream)
+        self.incoming.set_stream(held, stream)
         self.ledger.table.open[inode.ino] = held
         self.ledger.counters["opens_served"] += 1
-        self.incoming.opened(held)
+        self.incoming.count_open(held)
         self.promote(inode)
         return held
 
@@ -279,7 +279,7 @@ class Objects:
         """Read `length` bytes, or less at the end of the object. Raises TierError."""
         if held.header is not None and held.header.has(start, length):
             return held.header.read(start, length)
-        fd = await self.incoming.bytes_here(held, start, length) if held.direct else held.fd
+        fd = await self.incoming.wait_for_bytes(held, start, length) if held.direct else held.fd
 
         def do(own: int) -> bytes:
             return os.pread(own, length, start)

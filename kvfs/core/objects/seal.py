@@ -180,7 +180,7 @@ class Sealing:
                 await held.tier.calls.run_unlimited(partial(os.close, held.fd))
             else:
                 os.close(held.fd)
-        self.incoming.read_from(held, None)
+        self.incoming.set_stream(held, None)
         if held.backing_id:
             self.backings.release(held.backing_id)
 

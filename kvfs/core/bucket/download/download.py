@@ -31,9 +31,9 @@ from kvfs.core.bucket.download.budget import FetchTurn
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.room import Room
-from kvfs.core.flights import Flight
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
+from kvfs.core.shared_work import SharedWork
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement import downloading
 from kvfs.movement.downloading import Wanted
@@ -78,7 +78,7 @@ class UnwantedError(NotFoundError):
     """The object is not fetched ahead: no request wants it any more, or it has no room."""
 
 
-class Fetch(Flight):
+class Fetch(SharedWork):
     """A fetch under way, of an object as it was when it was asked for.
 
     streamed: programs read the object while it comes. Then it mostly has a stream when it is
@@ -220,7 +220,7 @@ class Downloads:
                 self._enter(inode, room.tier, moved)
         finally:
             self._jobs.discard(ino)
-            self.ledger.work.wake()
+            self.ledger.wakeup.wake()
 
     async def _download(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
         try:

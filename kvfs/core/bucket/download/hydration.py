@@ -30,10 +30,10 @@ from kvfs.core.bucket.download.download import FOR_GOOD, Downloads, Fetch, Prefe
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
 from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.capacity.room import Room
-from kvfs.core.flights import Flight, SingleFlight, wait_while_up
 from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import TierTransfers
+from kvfs.core.shared_work import SharedWork, WorkByKey, wait_while_up
 from kvfs.errors import KvfsError, NotFoundError, TierError
 from kvfs.movement import looking
 from kvfs.movement.remote import Remote
@@ -47,7 +47,7 @@ HEADERS_MOST = 4096
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 
 
-class Asked(Flight):
+class Asked(SharedWork):
     """A request for a header. `data`: b"" if nothing proves it."""
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ class Hydration:
         self._remote = remote
         self.downloads = Downloads(transfers, room, remote, jobs, bucket_lookup.matched)
         self.headers = 0
-        self._running: SingleFlight[int, Fetch] = SingleFlight(self._defect)
-        self._asked: SingleFlight[tuple[int, int], Asked] = SingleFlight(  # inode, version
+        self._running: WorkByKey[int, Fetch] = WorkByKey(self._defect)
+        self._asked: WorkByKey[tuple[int, int], Asked] = WorkByKey(  # inode, version
             lambda key, error: self._defect(key[0], error)
         )
         self.opening: Callable[[Inode], None] = lambda _inode: None

@@ -20,8 +20,8 @@ import trio
 from kvfs.catalog import ROOT_INO, Named
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup, LastSeen
 from kvfs.core.bucket.listing.remote_directories import EntryName
-from kvfs.core.flights import Flight, SingleFlight
 from kvfs.core.names.tree import is_name
+from kvfs.core.shared_work import SharedWork, WorkByKey
 from kvfs.errors import KvfsError, TierError
 from kvfs.movement import looking
 from kvfs.movement.remote import Remote
@@ -67,7 +67,7 @@ class BucketListing:
         self.bucket = bucket_lookup.bucket
         self._listed: LastSeen[int] = LastSeen()
         self._compared: LastSeen[int] = LastSeen()  # with the catalog
-        self._running: SingleFlight[int, Flight] = SingleFlight(
+        self._running: WorkByKey[int, SharedWork] = WorkByKey(
             lambda ino, error: log.error(
                 "%s is not listed in the bucket: a defect of kvfs",
                 self._named(ino),
@@ -85,7 +85,7 @@ class BucketListing:
         if running is None:
             if self.remote_entries.remote_directories.directory(ino) is None:
                 return
-            running = self._running.begin(ino, Flight(), partial(self._list, ino))
+            running = self._running.begin(ino, SharedWork(), partial(self._list, ino))
         with trio.move_on_after(WAIT):
             await running.ended.wait()
 

@@ -21,7 +21,7 @@ from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.open_predictor import OpenPredictor
 from kvfs.core.bucket.listing.remote_directories import EntryName
 from kvfs.core.bucket.listing.remote_entries import RemoteEntries, is_stub
-from kvfs.core.flights import Flight, SingleFlight, start_task
+from kvfs.core.shared_work import SharedWork, WorkByKey, start_task
 from kvfs.errors import CatalogError, TierError
 from kvfs.movement import looking
 from kvfs.movement.looking import LookupAnswer, LookupQuestion
@@ -61,7 +61,7 @@ class LastSeen(Generic[K]):
         self._times.pop(what, None)
 
 
-class _Look(Flight):
+class _Look(SharedWork):
     """A question under way: about a name that is not known, or an inode that is."""
 
     def __init__(self, ask: LookupQuestion, place: EntryName | None, ino: int) -> None:
@@ -80,7 +80,7 @@ class BucketLookup:
         self.bucket = remote.bucket
         self.ledger = remote_entries.ledger
         self.dirty = remote_entries.dirty
-        self._looks: SingleFlight[str, _Look] = SingleFlight(
+        self._looks: WorkByKey[str, _Look] = WorkByKey(
             lambda key, error: log.error(
                 "the lookup of %s in the bucket: a defect of kvfs", key, exc_info=error
             )

@@ -19,8 +19,8 @@ from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.bucket.listing.bucket_listing import STEP, BucketListing, some
 from kvfs.core.bucket.listing.remote_directories import EntryName
 from kvfs.core.bucket.listing.remote_entries import is_stub
-from kvfs.core.flights import start_task
 from kvfs.core.names.tree import is_name
+from kvfs.core.shared_work import start_task
 from kvfs.errors import ControlError, KvfsError
 from kvfs.movement import looking
 from kvfs.movement.looking import LookupAnswer, LookupQuestion

@@ -14,7 +14,7 @@ from functools import partial
 
 import trio
 
-from kvfs.core.flights import start_task
+from kvfs.core.shared_work import start_task
 
 PAUSE = 0.1  # s; an open follows within tens of microseconds, unless the machine is busy
 REMEMBERED = 4096  # threads

@@ -128,7 +128,7 @@ class Uploader:
                 self._jobs.discard(ino)
             self.dirty.give_back(ino, _in(later.seconds))
             self.dirty.wake()
-            self.ledger.work.wake()
+            self.ledger.wakeup.wake()
 
     async def _upload(self, ino: int) -> Later | None:
         """Upload one object. Returns None when it is done.

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from kvfs.core.flights import Flight, SingleFlight, wait_while_up
+from kvfs.core.shared_work import SharedWork, WorkByKey, wait_while_up
 from kvfs.errors import NotFoundError, StaleError, TierError
 from kvfs.tiers.calls import Health
 
@@ -16,18 +16,18 @@ class Case:
 
     def __init__(self) -> None:
         self.defects: list[tuple[int, Exception]] = []
-        self.flights: SingleFlight[int, Flight] = SingleFlight(
+        self.works: WorkByKey[int, SharedWork] = WorkByKey(
             lambda key, error: self.defects.append((key, error))
         )
         self.go = trio.Event()
         self.failure: Exception | None = None
         self.done = 0
-        self.found: list[Flight] = []
+        self.found: list[SharedWork] = []
 
     async def ask(self, key: int = 7) -> None:
-        flight = self.flights.get(key) or self.flights.begin(key, Flight(), self.work)
-        self.found.append(flight)
-        await flight.ended.wait()
+        shared = self.works.get(key) or self.works.begin(key, SharedWork(), self.work)
+        self.found.append(shared)
+        await shared.ended.wait()
 
     async def work(self) -> None:
         self.done += 1
@@ -43,11 +43,11 @@ def test_the_work_of_a_key_is_done_once_for_all_that_wait() -> None:
             for key in (7, 7, 7, 8):
                 nursery.start_soon(case.ask, key)
             await wait_all_tasks_blocked()
-            assert (case.done, len(case.flights)) == (2, 2)
+            assert (case.done, len(case.works)) == (2, 2)
             case.go.set()
         assert len(set(map(id, case.found))) == 2
-        assert [flight.problem for flight in case.found] == [None] * 4
-        assert not len(case.flights)
+        assert [shared.problem for shared in case.found] == [None] * 4
+        assert not len(case.works)
         await case.ask()
         assert case.done == 3  # ended work is begun anew
 
@@ -63,7 +63,7 @@ def test_a_failure_is_the_problem_of_each_that_waits(failure: Exception) -> None
             nursery.start_soon(case.ask)
             nursery.start_soon(case.ask)
             case.go.set()
-        assert [flight.problem for flight in case.found] == [failure] * 2
+        assert [shared.problem for shared in case.found] == [failure] * 2
         with pytest.raises(NotFoundError, match="7: "):
             case.found[0].expect_done(7)
         assert case.defects == []
@@ -84,11 +84,11 @@ def test_a_defect_is_told_and_does_not_end_the_daemon() -> None:
     trio.run(run)
 
 
-def test_flight_with_a_stale_error_raises_it() -> None:
-    flight = Flight()
-    flight.problem = StaleError("inode 7 has changed")
+def test_shared_work_with_a_stale_error_raises_it() -> None:
+    shared = SharedWork()
+    shared.problem = StaleError("inode 7 has changed")
     with pytest.raises(StaleError, match="inode 7 has changed"):
-        flight.expect_done(7)
+        shared.expect_done(7)
 
 
 def test_a_caller_that_is_cancelled_leaves_the_work_to_the_others() -> None:
@@ -112,7 +112,7 @@ def test_stop_cancels_all_work() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(case.ask)
             await wait_all_tasks_blocked()
-            case.flights.stop()
+            case.works.stop()
         with pytest.raises(NotFoundError, match="it was given up"):
             case.found[0].expect_done(7)
 
@@ -122,12 +122,12 @@ def test_stop_cancels_all_work() -> None:
 def test_the_caller_can_do_the_work_itself() -> None:
     async def run() -> None:
         case = Case()
-        flight = case.flights.enter(7, Flight())
+        shared = case.works.enter(7, SharedWork())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(case.ask)
             await wait_all_tasks_blocked()
-            case.flights.end(7)
-        assert case.found == [flight]
+            case.works.end(7)
+        assert case.found == [shared]
         assert case.done == 0
 
     trio.run(run)

@@ -1,10 +1,11 @@
-"""Small files that kvfs keeps for itself: written whole, and read with suspicion.
+"""Read and write the small files that kvfs keeps for itself, for example identities.
 
-Contract: `read` and its callers accept only content that kvfs wrote. All else is a ConfigError of
-one line: the file, its content (escaped and cut), the expected one, the cure. A read follows no
-link, waits for no pipe, and reads at most LIMIT bytes. After `write` the file has all of its old
-content or all of the new one, also after a power loss. `inside` checks each path that is built from
-a file's content. Not for files of users, nor for objects.
+Contract: `read` and the `read_*` functions return only content that kvfs could have written. For
+other content they raise ConfigError, with a message of one line: the file, its content (escaped and
+cut), the expected content, the cure. A read follows no link, waits for no pipe, and reads at most
+LIMIT bytes. After `write` the file has its whole old content or its whole new content, also after a
+power loss. `inside` checks a name from a file's content before kvfs builds a path with it. Not for
+files of users, nor for objects.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from typing import Any
 from kvfs.errors import ConfigError
 
 LIMIT = 1 << 20  # bytes; the largest is a configuration of some 1.5 KiB
-SHOWN = 60  # bytes of a content that a message repeats
+SHOWN = 60  # bytes of a file's content that a message shows
 DISK_FAILED = {errno.EIO, errno.ENODEV, errno.EUCLEAN, errno.ESHUTDOWN}
 NO_FILE = {errno.EISDIR, errno.ELOOP, errno.ENXIO}  # of open(2): a directory, a link, a pipe
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -29,7 +30,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
 
 def wrong(path: Path, found: str | bytes, expected: str, cure: str) -> ConfigError:
-    """Return the error for a content that kvfs has not written."""
+    """Return the error for content that kvfs has not written."""
     raw = os.fsencode(found) if isinstance(found, str) else found
     shown = ascii(raw[:SHOWN])[1:] + ("..." if len(raw) > SHOWN else "")
     return ConfigError(f"{path} has {shown}, expected {expected}: {cure}")
@@ -38,7 +39,7 @@ def wrong(path: Path, found: str | bytes, expected: str, cure: str) -> ConfigErr
 def read(path: Path, expected: str, cure: str) -> str | None:
     """Return the text of a file, None if there is none. Raises ConfigError."""
     try:
-        file = opened(path, os.O_RDONLY, expected, cure)
+        file = open_regular(path, os.O_RDONLY, expected, cure)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -58,10 +59,10 @@ def read(path: Path, expected: str, cure: str) -> str | None:
     return text
 
 
-def opened(path: Path, flags: int, expected: str, cure: str) -> int:
-    """Return a descriptor of a regular file; open no other file, and wait for none.
+def open_regular(path: Path, flags: int, expected: str, cure: str) -> int:
+    """Open a regular file, and return its descriptor. Never wait for a pipe.
 
-    Raises ConfigError for another kind of file, OSError as open(2) does.
+    Raises ConfigError if the path is no regular file, and OSError as open(2) does.
     """
     try:
         file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -80,7 +81,7 @@ def opened(path: Path, flags: int, expected: str, cure: str) -> int:
 
 
 def _unread(path: Path, what: str, error: OSError, expected: str, cure: str) -> ConfigError:
-    """Return the error for a file that cannot be read: its disk may be the cause."""
+    """Return the error for a file that kvfs cannot read. The cure depends on the error's cause."""
     if error.errno in DISK_FAILED:
         cure = "its disk or file system fails: mount it again, or use another one"
     return ConfigError(
@@ -119,7 +120,7 @@ def read_table(path: Path, expected: str, cure: str) -> dict[str, Any] | None:
 
 
 def write(path: Path, text: str) -> None:
-    """Give a file this content, durably. Raises OSError."""
+    """Replace the whole content of a file, durably. Raises OSError."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -141,7 +142,10 @@ def sync(directory: Path) -> None:
 
 
 def ensure_folder(path: Path) -> None:
-    """Make a directory if there is none. Raises ConfigError if a link or file is there; OSError."""
+    """Make a directory if there is none. Raises OSError.
+
+    Raises ConfigError if the path is a link or a file.
+    """
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     mode = path.lstat().st_mode
@@ -164,9 +168,9 @@ def expect_no_other_folders(directory: Path, folders: Iterable[str]) -> None:
 
 
 def inside(root: Path, name: str) -> Path:
-    """Return the path in `root` of a name from a file's content, which must be one plain name.
+    """Return the path of `name` in the directory `root`. The name comes from a file's content.
 
-    Raises ConfigError: `..`, a slash, or an empty name would mean something else.
+    Raises ConfigError if the name is not plain. For example, a slash may lead out of `root`.
     """
     if not _PLAIN.fullmatch(name):
         raise wrong(

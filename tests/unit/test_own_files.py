@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvfs
-from kvfs import kept, runtime
+from kvfs import own_files, runtime
 from kvfs.errors import ConfigError
 
 UUID = "0b2bb2a5-1e4c-4f9c-8a3e-7a1f3b0c9d55"
@@ -32,7 +32,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "above": lambda path: path.write_text("a/../../../x\n"),
     "binary": lambda path: path.write_bytes(bytes(range(256)) * 8),
     "escapes": lambda path: path.write_bytes(b"\x1b]0;x\x07\r\nkvfs: all is well\n"),
-    "huge": lambda path: path.write_bytes(b"1" * (kept.LIMIT + 1)),
+    "huge": lambda path: path.write_bytes(b"1" * (own_files.LIMIT + 1)),
     "sparse": sparse,
     "link": linked,
     "directory": Path.mkdir,
@@ -41,7 +41,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("read", [kept.read_uuid, kept.read_number])
+@pytest.mark.parametrize("read", [own_files.read_uuid, own_files.read_number])
 def test_damaged_file_is_refused_in_one_line(
     tmp_path: Path, damage: str, read: Callable[[Path, str], object]
 ) -> None:
@@ -59,14 +59,14 @@ def test_damaged_file_is_refused_in_one_line(
 
 def test_written_file_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    assert kept.read_uuid(path, "") is None
-    assert kept.read_number(path, "") is None
+    assert own_files.read_uuid(path, "") is None
+    assert own_files.read_number(path, "") is None
     for text in (UUID, f"{UUID}\n"):
-        kept.write(path, text)
-        assert kept.read(path, "", "") == text
-        assert kept.read_uuid(path, "") == UUID
-    kept.write(path, "7")
-    assert kept.read_number(path, "") == 7
+        own_files.write(path, text)
+        assert own_files.read(path, "", "") == text
+        assert own_files.read_uuid(path, "") == UUID
+    own_files.write(path, "7")
+    assert own_files.read_number(path, "") == 7
     assert os.listdir(tmp_path) == ["file"]
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -87,7 +87,7 @@ def test_a_content_is_on_the_disk_before_its_name_is(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", renamed)
-    kept.write(path, "new")
+    own_files.write(path, "new")
     assert steps == ["sync file.new", "rename", f"sync {tmp_path.name}"]
 
 
@@ -95,7 +95,7 @@ def test_a_link_in_the_place_of_a_new_file_is_not_written_through(tmp_path: Path
     (tmp_path / "precious").write_text("precious")
     for name in ("file", "file.new"):
         (tmp_path / name).symlink_to(tmp_path / "precious")
-    kept.write(tmp_path / "file", "new")
+    own_files.write(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "new"
     assert (tmp_path / "precious").read_text() == "precious"
 
@@ -116,7 +116,7 @@ def test_any_name_is_a_file_in_its_directory_or_refused() -> None:
     for _ in range(20_000):
         name = "".join(dice.choices("ab9._-/\\\0\n \x7fé", k=dice.randrange(1, 6)))
         try:
-            path = kept.inside(root, name)
+            path = own_files.inside(root, name)
         except ConfigError:
             continue
         taken += 1
@@ -132,24 +132,24 @@ def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("link", "file"):
         with pytest.raises(ConfigError, match="expected a directory that kvfs makes itself"):
-            kept.ensure_folder(tmp_path / name)
+            own_files.ensure_folder(tmp_path / name)
     for _ in range(2):
-        kept.ensure_folder(tmp_path / "new")
+        own_files.ensure_folder(tmp_path / "new")
 
 
 def test_a_directory_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    kept.expect_no_other_folders(tmp_path, ["folder"])
+    own_files.expect_no_other_folders(tmp_path, ["folder"])
     with pytest.raises(ConfigError, match=r"folder is drwx.*, expected a file that kvfs makes"):
-        kept.expect_no_other_folders(tmp_path, [])
+        own_files.expect_no_other_folders(tmp_path, [])
 
 
 # Modules that read whole files by other means, and what those are.
 OTHERS = {
     "kvfs.cli.bench": "files of the kernel, and files that it made itself",
-    "kvfs.cli.bundle": "files of the kernel; all else is cut or read by kept",
+    "kvfs.cli.bundle": "files of the kernel; all else is cut or read by own_files",
     "kvfs.cli.doctor": "files of the kernel",
     "kvfs.cli.users": "files of the kernel",
     "kvfs.client.leased": "files of the kernel",
