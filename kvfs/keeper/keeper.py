@@ -179,7 +179,7 @@ class Keeper:
         return max(0.0, min(5.0, left, self.notify.watchdog or 5.0, self._watchdog / 4 or 5.0))
 
     def _ping(self) -> None:
-        """Tell systemd that the keeper lives. The loop calls it, and each wait with a time limit."""
+        """Tell systemd that the keeper lives. The loop and each bounded wait call it."""
         self.notify.alive(self._status_line())
 
     def _status_line(self) -> str:

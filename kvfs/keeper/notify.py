@@ -37,7 +37,10 @@ class Notify:
         self._alive = -math.inf
 
     def alive(self, status: str) -> None:
-        """Send a sign of life if the last one is `watchdog` seconds old. Loops may call it often."""
+        """Send a sign of life, if the last one is `watchdog` seconds old.
+
+        A loop may call it often.
+        """
         now = time.monotonic()
         if self.watchdog and now - self._alive >= self.watchdog:
             self.say(WATCHDOG="1", STATUS=status)
