@@ -113,7 +113,7 @@ class Dispatcher:
             self.uploader = Uploader(
                 *(transfers, quota, remote, self._jobs),
                 notes=notes,
-                complete=bucket_lookup.fetch_metadata,
+                fetch_metadata=bucket_lookup.fetch_metadata,
                 reading=self.hydration.downloads.reading,
             )
             self.prefetch = Prefetch(self.hydration)
