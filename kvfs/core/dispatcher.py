@@ -114,7 +114,7 @@ class Dispatcher:
                 *(transfers, quota, remote, self._jobs),
                 notes=notes,
                 fetch_metadata=bucket_lookup.fetch_metadata,
-                reading=self.hydration.downloads.reading,
+                reading=self.hydration.downloader.reading,
             )
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening

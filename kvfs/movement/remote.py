@@ -103,7 +103,7 @@ class Remote:
                 start = partial(lane.ask, stores.ready, self.bucket.place, terms, WARMING)
                 nursery.start_soon(start)
 
-    async def stream(self, wanted: downloading.Wanted, ends: downloading.Ends) -> Moved:
+    async def stream(self, wanted: downloading.DownloadJob, ends: downloading.Ends) -> Moved:
         """See `downloading.stream`.
 
         It shares no worker, because the others would end only with it.

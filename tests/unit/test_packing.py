@@ -16,7 +16,7 @@ from kvfs.compression import files
 from kvfs.compression.container import FRAME, DamagedError, codec_name
 from kvfs.errors import NotFoundError, UnsupportedError
 from kvfs.movement import packing
-from kvfs.movement.downloading import Wanted, download
+from kvfs.movement.downloading import DownloadJob, download
 from kvfs.movement.publishing import About, Target
 from kvfs.movement.uploading import upload
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
@@ -86,7 +86,7 @@ def back(transfers: StoreTransfers, folder: Path, stored: Stored, content: bytes
     path = folder / "back"
     path.unlink(missing_ok=True)
     try:
-        download(transfers, Wanted(stored, str(path), len(content), digest(content), MTIME))
+        download(transfers, DownloadJob(stored, str(path), len(content), digest(content), MTIME))
     finally:
         assert {one.name for one in folder.iterdir()} <= {"source", "back"}
     return path.read_bytes()

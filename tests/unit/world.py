@@ -761,7 +761,7 @@ class World:
         assert self.dispatcher.demotion._under_way == 0
         assert not self.dispatcher._jobs
         assert not self.backings.taken
-        assert self.dispatcher.hydration is None or not self.dispatcher.hydration.downloads.reading
+        assert self.dispatcher.hydration is None or not self.dispatcher.hydration.downloader.reading
 
 
 @contextmanager
