@@ -120,7 +120,7 @@ class Dispatcher:
             self.hydration.opening = self.prefetch.opening
             self.availability = Availability(remote, self.uploader, identity)
             self.node_record = NodeRecord(ledger.dirty, remote, identity, mountpoint)
-            self._tasks += [self.uploader.run, self.availability.watch, remote.warm]
+            self._tasks += [self.uploader.run, self.availability.watch, remote.start_workers]
             self._tasks += [Backlog(transfers).run, bucket_lookup.warm_up, self.contests.run]
             self._tasks.append(self.node_record.watch)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)

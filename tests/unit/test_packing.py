@@ -67,7 +67,7 @@ def there(
     known: bytes = b"",
     scratch: str | None = "",
     key: str = "k",
-) -> tuple[Stored, packing.Packing | None]:
+) -> tuple[Stored, packing.PackingResult | None]:
     """It goes up."""
     source = folder / "source"
     source.write_bytes(content)
@@ -196,7 +196,7 @@ def test_large_object_is_packed_on_the_disk(
     assert "without a disk 1000 at most" in result.failure
     stored, result = there(transfers, tmp_path, KV, scratch=str(tmp_path), key="l")
     assert stored.codec in CODECS
-    assert result == packing.Packing(result.cpu_seconds if result else 0, smaller=True)
+    assert result == packing.PackingResult(result.cpu_seconds if result else 0, smaller=True)
     assert back(transfers, tmp_path, stored, KV) == KV
 
 

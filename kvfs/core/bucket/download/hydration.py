@@ -83,7 +83,7 @@ class Hydration:
         )
         self.opening: Callable[[Inode], None] = lambda _inode: None
         self.fetch_metadata = bucket_lookup.fetch_metadata
-        self.budget = Budget(IN_FLIGHT, remote.downloads)
+        self.budget = Budget(IN_FLIGHT, remote.most_downloads)
 
     @property
     def streaming(self) -> int:

@@ -81,7 +81,7 @@ class Uploader:
                 if self.backoff.ready:
                     await self._sweep()
                     self._begin(nursery)
-                idle = self.running < self.remote.uploads and self.backoff.ready
+                idle = self.running < self.remote.most_uploads and self.backoff.ready
                 with trio.move_on_after(min(LOOK, self.dirty.next_due() if idle else LOOK)):
                     await changed.wait()
 
@@ -101,7 +101,7 @@ class Uploader:
     # Uploads
 
     def _begin(self, nursery: trio.Nursery) -> None:
-        while self.running < self.remote.uploads and (ino := self.dirty.take()) is not None:
+        while self.running < self.remote.most_uploads and (ino := self.dirty.take()) is not None:
             if ino in self._jobs or self.transfers.copy_is_useless(ino):
                 self.dirty.set_due(ino, _ns_after(BUSY_DELAY))
                 continue
