@@ -34,7 +34,7 @@ from kvfs.s3.transfer import ATTEMPT, StoreTransfers
 
 
 class About(NamedTuple):
-    """What the catalog knows of an object to upload. `digest`: b"" if it was not computed.
+    """The catalog's facts about an object to upload. `digest`: b"" if it was not computed.
 
     attributes: mode, owner and time, in the catalog's form of one string. element_size: bytes of
     one number of the tensor, None if unknown.
