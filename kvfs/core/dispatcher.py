@@ -113,14 +113,14 @@ class Dispatcher:
             self.uploader = Uploader(
                 *(transfers, quota, remote, self._jobs),
                 notes=notes,
-                complete=bucket_lookup.fetch_metadata,
-                reading=self.hydration.downloads.reading,
+                fetch_metadata=bucket_lookup.fetch_metadata,
+                reading=self.hydration.downloader.reading,
             )
             self.prefetch = Prefetch(self.hydration)
             self.hydration.opening = self.prefetch.opening
             self.availability = Availability(remote, self.uploader, identity)
             self.node_record = NodeRecord(ledger.dirty, remote, identity, mountpoint)
-            self._tasks += [self.uploader.run, self.availability.watch, remote.warm]
+            self._tasks += [self.uploader.run, self.availability.watch, remote.start_workers]
             self._tasks += [Backlog(transfers).run, bucket_lookup.warm_up, self.contests.run]
             self._tasks.append(self.node_record.watch)
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)

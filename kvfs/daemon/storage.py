@@ -1,7 +1,7 @@
 """The storage of a mount: tiers and catalog, locked, and the session begun in them.
 
-Contract: `open` raises ConfigError and then leaves everything unchanged, except a new tmpfs.
-`close` lets go of the locks. A takeover waits a moment for the locks of the dead daemon.
+Contract: if `open` raises ConfigError, it has changed nothing, except that a new tmpfs may exist.
+`close` releases the locks. A takeover waits a moment for the locks of the dead daemon.
 """
 
 import errno
@@ -32,12 +32,12 @@ LOCKS_PATIENCE = 1.0  # s that a takeover waits for the locks of the dead daemon
 
 
 class MountStorage:
-    """Tiers, catalog and session. `relied_on`: RAM must outlive this process, for a successor."""
+    """Tiers, catalog and session. `relied_on`: a successor will need the RAM tier's files."""
 
     def __init__(
         self, config: Config, directory: Path, bucket: Bucket | None, *, takeover: bool
     ) -> None:
-        """Keep the arguments. directory: the mount's runtime files, with the last identity."""
+        """directory: the mount's runtime files; a file there has the identity of the NVMe tier."""
         self.config = config
         self.bucket = bucket
         self.directory = directory
@@ -48,13 +48,12 @@ class MountStorage:
         self._session = 0  # `close` ends this session
 
     def open(self, invalidate_name: InvalidateName) -> Ledger:
-        """Begin a session, or go on with the predecessor's. Raises ConfigError."""
+        """Begin a session, or continue the predecessor's session. Raises ConfigError."""
         deadline = time.monotonic() + (LOCKS_PATIENCE if self.takeover else 0)
         while True:
             try:
                 return self._open(invalidate_name)
-            # The dead predecessor still holds the locks for a moment; or the catalog cannot be
-            # read, which is a refusal like any other.
+            # The dead predecessor still has the locks for a moment, or the catalog is unreadable.
             except (ConfigError, CatalogError) as error:
                 self.close(ended=False)
                 if time.monotonic() > deadline:
@@ -84,7 +83,8 @@ class MountStorage:
             if not self.takeover:
                 self._catalog.database.look_through(LOOKED_AT)
         epoch = None
-        if self._catalog is not None and not self._catalog.doubt:  # else the memory stays as it is
+        # A catalog in doubt proves nothing about the files of the RAM tier: they stay.
+        if self._catalog is not None and not self._catalog.doubt:
             epoch = ram_epoch(self._catalog)
         root = runtime.ram_path(identity)
         if config.ram:
@@ -107,17 +107,17 @@ class MountStorage:
         return ledger
 
     def _identity_before(self) -> str | None:
-        """Return the identity of the predecessor's storage: another disk may be there since."""
+        """Return the identity that the NVMe tier must have: the disk may have been exchanged."""
         if not self.takeover:
             return None
         cure = f"write there what {self.config.nvme}/identity has, if that is the right disk"
         return own_files.read_uuid(self.directory / "nvme", cure)
 
     def close(self, *, ended: bool, patience: float | None = None) -> None:
-        """Let go of the locks. `ended`: sync the objects that must survive, and give memory back.
+        """Release the locks. `ended`: sync the objects on NVMe, and free the memory of RAM.
 
-        patience: if NVMe takes longer than these seconds for that, the catalog stays as a daemon
-        that dies leaves it. The process has to end then.
+        patience: seconds for the sync. If the sync takes longer, the catalog does not record the
+        end of the session, as after a crash. The caller must then end the process.
         """
         catalog, nvme, ram = self._catalog, self._nvme, self._ram
         try:
@@ -139,9 +139,9 @@ class MountStorage:
 
 
 def _sync(root: Path, patience: float | None) -> None:
-    """Sync a file system; another process does it under a patience, as a sync cannot be killed.
+    """Sync a file system, within `patience` seconds unless it is None.
 
-    Raises OSError.
+    With a patience another process syncs, because a sync cannot be killed. Raises OSError.
     """
     if patience is None:
         mounts.syncfs(root)
@@ -210,11 +210,11 @@ def begin_session(
     takeover: bool,
     invalidate_name: InvalidateName,
 ) -> Ledger:
-    """Number this session, and say which earlier ones a power loss makes suspect.
+    """Number this session, and find the suspect sessions: those that a power loss may have hurt.
 
-    These are the sessions after the last one that ended properly, if the machine went down since,
-    or the disk was mounted anew. Their bytes may not have reached the disk, even if the file system
-    says so.
+    If the machine went down, or the disk was mounted anew, all sessions after the last proper end
+    are suspect. The bytes of a suspect session may not have reached the disk, even if the file
+    system says so.
     """
     last, ended, same_mount, low, high = past_sessions(catalog)
     goes_on = takeover and same_mount
@@ -243,9 +243,8 @@ def begin_session(
         else:
             batch.forget_answers()
     Tree(ledger).make_root(uid=os.geteuid(), gid=os.getegid())
-    ledger.trash.first_new = ledger.accounts.first_new = (
-        catalog.next_id()
-    )  # the census has yet to count older objects
+    # The census counts all objects with smaller numbers.
+    ledger.trash.first_new = ledger.accounts.first_new = catalog.next_id()
     if not takeover:
         recovery.drop_unfinished(ledger)
     return ledger

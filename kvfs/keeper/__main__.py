@@ -1,6 +1,6 @@
 """The process that `kvfs mount` starts: configuration on stdin, one line of JSON on stdout.
 
-The line says that the mount is ready, or gives the reason why not. Not for people: `kvfs mount` is.
+The line says that the mount is ready, or gives the reason why not. People run `kvfs mount` instead.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def _leave_terminal(log_file: int) -> None:
 
 
 def _lock(directory: Path, mountpoint: Path) -> int:
-    """Lock the mount for this keeper. Raises ConfigError if it has one."""
+    """Lock the mount for this keeper. Raises ConfigError if another keeper has the lock."""
     flags = os.O_RDWR | os.O_CREAT
     lock = own_files.open_regular(
         directory / "lock", flags, "the number of its keeper", "remove it"
@@ -100,7 +100,10 @@ def _lock(directory: Path, mountpoint: Path) -> int:
 
 
 def _start_log(path: Path) -> int:
-    """Log into the daemon's file, which the daemon rotates; the descriptor is for last words."""
+    """Log into the daemon's file, which the daemon rotates.
+
+    Returns a descriptor of the file, for the standard error of the keeper and of daemons.
+    """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     logging.basicConfig(
         level=logging.INFO,

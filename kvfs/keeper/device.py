@@ -1,7 +1,7 @@
 """Mounting: the open /dev/fuse that all daemons of a mount share.
 
 Contract: root mounts with mount(2), other users through fusermount3, which is set-user-id. The
-connection lives as long as some process holds the descriptor. Not for serving it.
+connection lives as long as some process holds the descriptor. Not for serving the mount.
 """
 
 import os

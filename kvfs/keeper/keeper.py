@@ -1,12 +1,13 @@
 """The keeper's loop: it keeps a mount served.
 
-Contract: one thread, one loop. The keeper waits in place, with a bound, for long steps such as a
-daemon's start: it has nothing better to do meanwhile. If several daemons in a row die soon after
-their start, the keeper logs the reason and unmounts. An error is better for a client than to hang
-for ever.
+Contract: one thread, one loop. The loop stops for long steps such as a daemon's start. Each of
+these steps has a time limit. If several daemons in a row die soon after
+their start, the keeper logs the reason and unmounts. Then
+clients get an error, and do not hang for ever.
 
-States: a daemon serves, or its successor is being started. Beside it stands by another process that
-has loaded all its code, because loading takes longer than a takeover (ARCHITECTURE.md, "Measured").
+There are two states: a daemon serves, or its successor is being started. Beside the daemon, a
+standby has loaded all its code, because loading takes longer than a takeover (ARCHITECTURE.md,
+"Measured").
 """
 
 import json
@@ -37,7 +38,7 @@ SHORT_LIFE = 0.25  # s; a daemon that dies sooner after its start counts towards
 DEATHS = 8  # in a row, before the keeper unmounts
 BACK_OFF = 0.05  # s before the second start in a row, doubled for each further one
 STANDBY_PAUSE = 30.0  # s until a standby that failed to load is tried again
-CLIENT = 2.0  # s for a client's request, in which nothing else is looked at
+CLIENT = 2.0  # s for a client's request; the loop does nothing else meanwhile
 REQUEST_MAX = 1 << 20  # bytes
 _CONFIG = "the options of this mount"
 _CONFIG_CURE = "run kvfs set again; until then the options of the mount hold"
@@ -87,9 +88,9 @@ class Keeper:
 
     # Starting
 
-    def _spawn(self, command: Sequence[str], *, patient: bool) -> Process:
+    def _spawn(self, command: Sequence[str], *, low_priority: bool) -> Process:
         process = Process(command, self._stderr, self._ping)
-        if patient and os.geteuid() == 0:  # a user that may not lower it again must not raise it
+        if low_priority and os.geteuid() == 0:  # only root can lower the niceness again
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         return process
 
@@ -124,7 +125,7 @@ class Keeper:
     def start(self) -> None:
         """Mount. Raises DaemonFailed or KvfsError, and then nothing is mounted."""
         self._catch()
-        process = self._spawn(self.command, patient=False)
+        process = self._spawn(self.command, low_priority=False)
         try:
             self._serve(process, self.config, patience=START)
         except (DaemonFailed, KvfsError):
@@ -142,7 +143,7 @@ class Keeper:
             daemon = self.daemon
             if daemon is not None and daemon.over:
                 return self._ended(daemon)
-            if daemon is None or daemon.closed or self._silent(daemon):
+            if daemon is None or daemon.closed or self._end_if_silent(daemon):
                 if not self._replace():
                     return 1
                 continue
@@ -161,8 +162,8 @@ class Keeper:
             self._ping()
 
     def _ended(self, daemon: Process) -> int:
-        """Return the exit code after the end of the mount."""
-        ended = "ended" in daemon.facts
+        """End the processes after the end of the mount. Returns the exit code."""
+        ended = "ended" in daemon.last_messages
         if not ended:
             log.error(
                 "%s: the daemon %d has not ended in time after umount --now, and is killed: it "
@@ -174,19 +175,22 @@ class Keeper:
         return 0 if ended else 1
 
     def _next_look(self) -> float:
-        left = self.daemon.left if self.daemon is not None else 5.0
+        left = self.daemon.seconds_left if self.daemon is not None else 5.0
         return max(0.0, min(5.0, left, self.notify.watchdog or 5.0, self._watchdog / 4 or 5.0))
 
     def _ping(self) -> None:
-        """Report to systemd after a sign of life of a daemon, or in a bounded wait for one."""
+        """Tell systemd that the keeper lives. The loop and each bounded wait call it."""
         self.notify.alive(self._status_line())
 
     def _status_line(self) -> str:
         pid = self.daemon.pid if self.daemon else "none"
         return f"{self.mountpoint}: daemon {pid}, {self.takeovers} takeovers"
 
-    def _silent(self, daemon: Process) -> bool:
-        """Return whether a daemon has stopped answering; then make it log where it hangs."""
+    def _end_if_silent(self, daemon: Process) -> bool:
+        """Make a daemon that has stopped answering log where it hangs, and end.
+
+        Returns whether it had stopped answering.
+        """
         silence = self.clock.now() - daemon.heard
         if not self._watchdog or silence < self._watchdog:
             return False
@@ -204,11 +208,11 @@ class Keeper:
     def _keep_standby(self) -> None:
         if self.standby is not None and self.standby.closed:
             log.warning("the standby daemon %s; a takeover takes longer", self.standby.death())
-            if "loaded" not in self.standby.facts:
+            if "loaded" not in self.standby.last_messages:
                 self._standby_after = self.clock.now() + STANDBY_PAUSE
             self._end_standby()
         if self.standby is None and self.clock.now() >= self._standby_after:
-            self.standby = self._spawn(self.command, patient=True)
+            self.standby = self._spawn(self.command, low_priority=True)
 
     def _end_standby(self) -> None:
         if self.standby is not None:
@@ -222,10 +226,10 @@ class Keeper:
             if not process.closed:
                 return process
             process.end()
-        return self._spawn(self.command, patient=False)
+        return self._spawn(self.command, low_priority=False)
 
     def _replace(self) -> bool:
-        """Start daemons until one serves; False if none does, and the mount is ended."""
+        """Start daemons until one serves. If none does, unmount and return False."""
         why = self._bury()
         config = self._current_config()
         while self._deaths < DEATHS:
@@ -238,7 +242,7 @@ class Keeper:
                 self._deaths += 1
                 why = str(error)
                 process.end()
-                if process.facts.get("error", {}).get("config") and config != self.config:
+                if process.last_messages.get("error", {}).get("config") and config != self.config:
                     log.error("options that were set since the mount are lost: %s", why)
                     config = self.config
                 log.error("takeover failed (%d of %d): %s", self._deaths, DEATHS, why)
@@ -250,7 +254,7 @@ class Keeper:
         return False
 
     def _bury(self) -> str:
-        """Say how the daemon died, and end its movers too."""
+        """End the movers of the dead daemon. Returns how the daemon died."""
         daemon, self.daemon = self.daemon, None
         if daemon is None:
             return "no daemon"
@@ -311,26 +315,26 @@ class Keeper:
             request = peer.asked(connection, asked, verbs)
             return verbs[request.verb](**request.arguments)
         except (DaemonFailed, KvfsError, TypeError, ValueError, OSError) as error:
-            return {"error": str(error)}  # the last two come from a command that cannot be run
+            return {"error": str(error)}  # ValueError, OSError: the command cannot be run
 
     def _status(self) -> dict[str, Any]:
         return {
             "keeper_pid": os.getpid(),
             "daemon_pid": self.daemon.pid if self.daemon else 0,
             "standby_pid": self.standby.pid if self.standby else 0,
-            "standby_loaded": self.standby is not None and "loaded" in self.standby.facts,
+            "standby_loaded": self.standby is not None and "loaded" in self.standby.last_messages,
             "takeovers": self.takeovers,
         }
 
     def _upgrade(self, command: list[str], config: dict[str, Any]) -> dict[str, Any]:
-        """Hand over to another version of kvfs; return to this one if that does not serve."""
+        """Hand over to another version of kvfs. If it does not serve, this one serves again."""
         old = self.daemon
         if old is None:
             raise DaemonFailed("no daemon serves at this moment: try again")
-        candidate = self._spawn(command, patient=True)
+        candidate = self._spawn(command, low_priority=True)
         try:
             loaded = candidate.expect("loaded", LOAD)
-            before = old.facts["loaded"]
+            before = old.last_messages["loaded"]
             if loaded["format"] < before["format"]:
                 raise DaemonFailed(
                     f"kvfs {loaded['version']} reads catalogs up to format {loaded['format']}, "
@@ -363,7 +367,7 @@ class Keeper:
             ) from error
         self.command = tuple(command)
         own_files.write(self.directory / "config", json.dumps(config))
-        self._end_standby()  # it is of the former version
+        self._end_standby()  # this standby is of the former version
         log.info("%s: upgraded to kvfs %s", self.mountpoint, loaded["version"])
         self.notify.ready(self._status_line())
         return {
@@ -373,7 +377,7 @@ class Keeper:
         }
 
     def _hand_over(self, old: Process) -> None:
-        """Ask a daemon to finish its operations and end; one that does not is killed."""
+        """Ask a daemon to finish its operations and end. Kill it after HAND_OVER seconds."""
         with suppress(DaemonFailed):
             old.tell("hand_over")
             old.expect("handed_over", HAND_OVER)

@@ -10,7 +10,7 @@ import time
 
 
 class Notify:
-    """Reports to systemd. `watchdog` is its period (s) for signs of life, 0 for none."""
+    """Reports to systemd. `watchdog`: seconds between two signs of life, 0 if it wants none."""
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "").replace("@", "\0", 1)
@@ -21,7 +21,7 @@ class Notify:
         self._alive = math.inf  # the time of the last sign of life
 
     def say(self, **state: str) -> None:
-        """Send READY="1", STATUS="..." and the like. A systemd that is gone is no reason to end."""
+        """Send READY="1", STATUS="..." and the like. If systemd is gone, the keeper goes on."""
         if not self._address:
             return
         lines = "\n".join(f"{name}={value}" for name, value in state.items())
@@ -37,7 +37,10 @@ class Notify:
         self._alive = -math.inf
 
     def alive(self, status: str) -> None:
-        """Send a sign of life, unless one was sent just before: a loop may call it often."""
+        """Send a sign of life, if the last one is `watchdog` seconds old.
+
+        A loop may call it often.
+        """
         now = time.monotonic()
         if self.watchdog and now - self._alive >= self.watchdog:
             self.say(WATCHDOG="1", STATUS=status)

@@ -1,8 +1,8 @@
-"""A daemon process as the keeper sees it: its start, its messages, and its certain end.
+"""A daemon process as the keeper sees it: its start, its messages, and its end.
 
 Contract: a daemon leads a process group of its own, in which its movers are too. The daemon counts
 as dead when its end of the channel is closed. A thread that waits in the kernel may keep the
-process itself for longer, and must not delay the next daemon.
+process alive for longer. It must not delay the next daemon.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from kvfs.control.channel import Channel, Closed, Message
 
-SLICE = 0.1  # s of a longer wait; between them the waiting keeper can say that it lives
+SLICE = 0.1  # s; after each slice of a wait, the keeper tells systemd that it lives
 REAP = 0.5  # s of waiting for a killed process group; movers that wait for a disk take longer
 
 
@@ -31,12 +31,12 @@ class DaemonFailed(Exception):  # noqa: N818 (the daemon did, not we)
 class Process:
     """A daemon that is loading, standing by, or serving."""
 
-    _left: ClassVar[list["Process"]] = []  # their groups were killed, and had not ended
+    _left: ClassVar[list["Process"]] = []  # killed processes whose groups had not ended
 
     def __init__(
         self, command: Sequence[str], stderr: int, waiting: Callable[[], None] = lambda: None
     ) -> None:
-        """Start the process. `waiting` is called again and again while the keeper waits for it."""
+        """Start the process. While the keeper waits for it, it calls `waiting` every SLICE."""
         self._waiting = waiting
         self.channel, theirs = Channel.pair()
         self._popen = subprocess.Popen(
@@ -52,10 +52,10 @@ class Process:
         self.pid = self._popen.pid
         self.closed = False
         self.started = self.heard = time.monotonic()
-        self.facts: dict[str, Message] = {}  # the last message of each kind
+        self.last_messages: dict[str, Message] = {}  # the last message of each kind
 
     def listen(self, seconds: float = 0.0) -> None:
-        """Take in its messages; wait for the first one at most this many seconds."""
+        """Receive the process's messages. Wait at most this many seconds for the first one."""
         while not self.closed and select.select([self.channel], [], [], max(0.0, seconds))[0]:
             try:
                 message, _ = self.channel.receive()
@@ -63,26 +63,29 @@ class Process:
                 self.closed = True
                 return
             self.heard, seconds = time.monotonic(), 0.0
-            self.facts[message["what"]] = message
+            self.last_messages[message["what"]] = message
 
     @property
-    def left(self) -> float:
-        """Return the seconds that it has left to end, by its own word. Infinite before that."""
-        ending = self.facts.get("ending")
+    def seconds_left(self) -> float:
+        """The seconds until the process's own deadline for its end. Infinite if it set none."""
+        ending = self.last_messages.get("ending")
         return math.inf if ending is None else self.heard + ending["seconds"] - time.monotonic()
 
     @property
     def over(self) -> bool:
-        """Return whether the mount has ended with it, or its time for the end is over."""
-        if "ending" not in self.facts:
-            return self.closed and "ended" in self.facts
-        return self.closed or "ended" in self.facts or self.left <= 0
+        """Whether the mount has ended, or the daemon's deadline for the end has passed."""
+        if "ending" not in self.last_messages:
+            return self.closed and "ended" in self.last_messages
+        return self.closed or "ended" in self.last_messages or self.seconds_left <= 0
 
     def expect(self, what: str, seconds: float) -> Message:
-        """Wait until it says `what`. DaemonFailed if it reports an error, dies or is silent."""
+        """Wait for the message `what`, and return it.
+
+        Raises DaemonFailed if the process reports an error, dies or is silent.
+        """
         deadline = time.monotonic() + seconds
-        while what not in self.facts:
-            if error := self.facts.get("error"):
+        while what not in self.last_messages:
+            if error := self.last_messages.get("error"):
                 raise DaemonFailed(error["error"], error.get("exit", 1))
             if self.closed:
                 raise DaemonFailed(f"the daemon {self.death()} before it was {what}")
@@ -90,7 +93,7 @@ class Process:
                 raise DaemonFailed(f"the daemon was not {what} within {seconds:.0f} s")
             self._waiting()
             self.listen(min(SLICE, deadline - time.monotonic()))
-        return self.facts[what]
+        return self.last_messages[what]
 
     def tell(self, what: str, *, descriptor: int | None = None, **facts: object) -> None:
         """Send it a message. Raises DaemonFailed if it is gone."""

@@ -1,1 +1,1 @@
-"""Bytes on their way between tiers: done by worker processes, decided in the daemon."""
+"""Moves bytes between tiers: worker processes do the work, and the daemon decides."""

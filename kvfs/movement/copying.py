@@ -1,7 +1,7 @@
 """The jobs of a mover process: copy a backing file, or read it through, and hash it meanwhile.
 
-Contract: runs in a worker process, decides nothing, knows no catalog. A destination appears under
-its final name only complete, with the source's modification time, and synced if asked. Workers
+Contract: runs in a worker process, decides nothing, knows no catalog. A destination gets its final
+name only when it is complete, has the source's modification time, and is synced if asked. Workers
 import this module, so it imports little. Not for choosing what to move.
 """
 
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from kvfs import failpoints, mounts
 from kvfs.movement.files import (
-    Dense,
+    DenseDigest,
     SourceChangedError,
-    Sparse,
+    SparseDigest,
     complete,
     data_ranges,
     expect_same,
@@ -30,12 +30,12 @@ PIECE = 4 << 20  # bytes; larger pieces measured no faster, smaller ones cost sy
 
 
 class Moved(NamedTuple):
-    """The result of a copy. digest: of the requested kind; blocks: 512-byte units of the file."""
+    """The result of a copy. digest: dense or sparse, see `files`; blocks: of 512 bytes each."""
 
     digest: bytes
     blocks: int
-    cpu_seconds: float = 0.0  # of decompressing it
-    mtime_ns: int = 0  # of a file that was read through, taken after its last byte
+    cpu_seconds: float = 0.0  # processor time of compressing or decompressing
+    mtime_ns: int = 0  # of `read_through`: the file's time, taken after its last byte
 
 
 class LostError(OSError):
@@ -48,9 +48,9 @@ def copy(
     """Copy `size` bytes to a new file beside its final name, then rename it there.
 
     - sync: fsync before the rename.
-    - cold: leave no page cache behind on either side, because the reader of these bytes is
+    - cold: leave no pages of either file in the page cache, because programs read these bytes
       elsewhere.
-    - sparse: the digest is of that kind, see `files`.
+    - sparse: the digest is a `SparseDigest`.
 
     Raises OSError, LostError of the source, SourceChangedError; then nothing is left behind.
     """
@@ -93,7 +93,7 @@ def copy_all(
 def _copy_part(
     source: str, destination: str, size: int, *, sync: bool, cold: bool, sparse: bool
 ) -> Moved:
-    """Copy the bytes, under a name that no reader looks for."""
+    """Copy the bytes to a file with a temporary name."""
     with reading(source) as inp:
         failpoints.reach("movement.copy")
         with part(destination) as out:
@@ -103,7 +103,7 @@ def _copy_part(
             digest = _stream(inp, size, out, sparse=sparse)
             expect_written(inp, source)
             if sparse:
-                os.truncate(out, size)  # no huge page for each few bytes
+                os.truncate(out, size)  # earlier, each few bytes would take a huge page
             expect_same(inp, source, size, before.st_mtime_ns)
             os.utime(out, ns=(before.st_atime_ns, before.st_mtime_ns))
             if sync:
@@ -149,7 +149,7 @@ def _lost(source: str) -> Iterator[None]:
 
 
 def expect_written(inp: int, source: str) -> None:
-    """Raises LostError if the bytes read may differ from the bytes written."""
+    """Raises LostError if the kernel may have lost bytes that programs wrote to the file."""
     with _lost(source):
         mounts.expect_written(inp)
 
@@ -161,7 +161,7 @@ def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:
     """
     piece = memoryview(bytearray(min(PIECE, max(size, 1))))
     zeros = memoryview(bytes(len(piece)))
-    digest = Sparse() if sparse else Dense()
+    digest = SparseDigest() if sparse else DenseDigest()
     for start, end in data_ranges(inp, size):
         position = start
         while position < end:
@@ -175,7 +175,7 @@ def _stream(inp: int, size: int, out: int | None, *, sparse: bool) -> bytes:
                     written += os.pwritev(out, [piece[written:got]], position + written)
                 failpoints.reach("movement.copy.piece")
             position += got
-    if (there := os.fstat(inp).st_size) < size:  # all bytes behind its end are a hole
+    if (there := os.fstat(inp).st_size) < size:  # else the rest would count as a hole
         raise SourceChangedError(f"ended at {there} of {size} bytes")
     return digest.digest(size)
 
@@ -189,6 +189,6 @@ def _fill(inp: int, piece: memoryview, position: int) -> int:
 
 
 def give_way(niceness: int) -> bool:
-    """Lower the priority of a new worker: programs wait for opens, not for copies."""
+    """Lower the priority of a new worker, because no program waits for a copy. Returns True."""
     os.setpriority(os.PRIO_PROCESS, 0, niceness)
     return True

@@ -5,13 +5,13 @@ catalog. The file appears under its name only complete, with the right digest an
 time of every copy. Raises StoreError, TierError of `compression`, OSError; nothing is left behind.
 The file is not synced: after a crash its digest decides.
 
-`stream` lets readers read the file while it comes. It tells the daemon which chunks of the
-half-made file are there, each of them verified, and the daemon tells it which chunks readers wait
-for. Both use pipes of the daemon, which this process opens by their numbers. When the daemon dies,
-the next word to it fails, and the job with it. The file has no name before it is complete. So a
-mover that outlives its daemon does not disturb the mover of the next daemon, and neither leaves
-anything behind. An object whose chunks have no digests comes as by `download`; `stream` tells this
-first. Not for choosing downloads, nor for using a chunk that is there.
+`stream` lets programs read the file during the download. It verifies each chunk, and then tells the
+daemon that the chunk is in the file. The daemon tells it which chunks programs wait for. Both use
+pipes of the daemon, which this process opens by path. When the daemon dies, the next word to it
+fails, and so does the job. The file has no name before it is complete. So a mover that outlives its
+daemon does not disturb the mover of the next daemon, and neither of them leaves anything behind. If
+the chunks have no digests, `stream` says so first, and continues as `download`. Not for choosing
+downloads, nor for using a chunk that is there.
 """
 
 import os
@@ -30,8 +30,12 @@ from kvfs.s3.errors import ObjectChangedError
 from kvfs.s3.transfer import StoreTransfers
 
 
-class Wanted(NamedTuple):
-    """An object of `size` bytes, as its readers see them; its xxh3-128 and its destination."""
+class DownloadJob(NamedTuple):
+    """The source and the destination of a download.
+
+    stored: the object in the bucket. size, digest: of the object as its readers see it. touched_ns:
+    the modification time that the copy gets.
+    """
 
     stored: Stored
     destination: str
@@ -40,7 +44,7 @@ class Wanted(NamedTuple):
     touched_ns: int
 
 
-def download(transfers: StoreTransfers, wanted: Wanted) -> Moved:
+def download(transfers: StoreTransfers, wanted: DownloadJob) -> Moved:
     """Fetch an object.
 
     If its ETag has changed, its metadata must say that it has the same bytes.
@@ -62,7 +66,7 @@ def download(transfers: StoreTransfers, wanted: Wanted) -> Moved:
     return Moved(wanted.digest, blocks, spent)
 
 
-def _fetch(transfers: StoreTransfers, wanted: Wanted, out: int) -> float:
+def _fetch(transfers: StoreTransfers, wanted: DownloadJob, out: int) -> float:
     """Fetch the bytes; return the processor time of decompressing, in seconds."""
     stored, _, size, digest, _ = wanted
     if stored.codec == "none":
@@ -78,23 +82,23 @@ def _fetch(transfers: StoreTransfers, wanted: Wanted, out: int) -> float:
     return spent
 
 
-_WORD = Struct("<BQ")  # a pipe takes this many bytes at once, so no word is ever cut
+_WORD = Struct("<BQ")  # a pipe takes this many bytes at once, so a read gets whole words
 _READ = _WORD.size * 512
 
 
-class Say(IntEnum):
-    """The kind of a word. Its number is a chunk's, unless the kind says otherwise."""
+class WordKind(IntEnum):
+    """The kind of a word. The word's number is the number of a chunk, except as said here."""
 
-    WHOLE = 0  # the object comes as a whole, no words on chunks follow; number 0
-    BEGUN = 1  # there is a file, with nothing in it yet; number as `path_of` reads it
-    HERE = 2
-    WANTED = 3
+    WHOLE = 0  # the chunks have no digests: no words on chunks follow; number 0
+    BEGUN = 1  # the file exists, still empty; `path_of` makes its path from the number
+    HERE = 2  # of the mover: the chunk is in the file
+    WANTED = 3  # of the daemon: a program waits for the chunk
 
 
 class Word(NamedTuple):
     """One message, of the daemon or of the mover."""
 
-    say: Say
+    kind: WordKind
     number: int = 0
 
 
@@ -108,7 +112,7 @@ class Ends(NamedTuple):
 def tell(pipe: int, word: Word) -> None:
     """Send a word.
 
-    Raises OSError: BrokenPipeError if the reader is gone, BlockingIOError if full.
+    Raises OSError: BrokenPipeError if the reader is gone, BlockingIOError if the pipe is full.
     """
     os.write(pipe, _WORD.pack(*word))
 
@@ -119,11 +123,14 @@ def hear(pipe: int) -> list[Word]:
         data = os.read(pipe, _READ)
     except BlockingIOError:
         return []
-    return [Word(Say(say), number) for say, number in _WORD.iter_unpack(data)]
+    return [Word(WordKind(kind), number) for kind, number in _WORD.iter_unpack(data)]
 
 
-def stream(transfers: StoreTransfers, wanted: Wanted, ends: Ends) -> Moved:
-    """Fetch an object that is stored uncompressed. Its ETag may change at any time."""
+def stream(transfers: StoreTransfers, wanted: DownloadJob, ends: Ends) -> Moved:
+    """Fetch an uncompressed object, and tell the daemon of each chunk that is here.
+
+    The ETag of the object may change at any time.
+    """
     stored, destination, size, digest, touched_ns = wanted
     with (
         opened(ends.tell, os.O_WRONLY) as out,
@@ -131,11 +138,11 @@ def stream(transfers: StoreTransfers, wanted: Wanted, ends: Ends) -> Moved:
     ):
         now, chunks, _ = publishing.as_it_is_now(transfers, stored, digest)
         if chunks is None:
-            tell(out, Word(Say.WHOLE))
+            tell(out, Word(WordKind.WHOLE))
             return download(transfers, wanted._replace(stored=now))
         with nameless(destination) as coming:
             os.truncate(coming, size)  # tells tmpfs that huge pages will be within the size
-            tell(out, Word(Say.BEGUN, os.getpid() << 32 | coming))
+            tell(out, Word(WordKind.BEGUN, os.getpid() << 32 | coming))
             chunked.download(
                 *(transfers, stored.key, coming, size),
                 etag=now.etag,
@@ -143,7 +150,7 @@ def stream(transfers: StoreTransfers, wanted: Wanted, ends: Ends) -> Moved:
                 chunks=chunks,
                 renewed=lambda: publishing.as_it_is_now(transfers, stored, digest)[0].etag,
                 wanted=lambda: [word.number for word in hear(inp)],
-                arrived=lambda number: tell(out, Word(Say.HERE, number)),
+                arrived=lambda number: tell(out, Word(WordKind.HERE, number)),
             )
             os.utime(coming, ns=(touched_ns, touched_ns))
             # Remove the file that a dead daemon's mover has left there.

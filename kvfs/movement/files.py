@@ -1,16 +1,17 @@
-"""The files that a mover reads and makes: where their data is, and the digest of all of it.
+"""The files that a mover reads and makes: their holes, their digests and their names.
 
-Contract: `reading` opens a backing file, never a link. `part` makes a new file under a name that no
-reader looks for, and `complete` gives the file its final name. A failure within the block of `part`
-removes the file. All of them raise OSError.
+Contract: `reading` opens a backing file, never a link. `part` makes a new file with a temporary
+name, and `complete` gives the file its final name. A failure within the block of `part` removes the
+file. All of them raise OSError.
 
-`data_ranges` gives the parts of a file outside holes, so that holes are not read. `Dense` is the
-xxh3-128 of all bytes. It hashes holes from memory, at 50 GB/s, which still takes time for each of
-their bytes. `Sparse` is for files that are mostly holes. It is the xxh3-128 of a prefix, each block
-of BLOCK bytes that has a nonzero byte, with its offset before it, and the size. It does not depend
-on the holes that a file system makes, and takes time for the data only. SPARSE before such a digest
-distinguishes it from the other kind. Workers run this module, so it imports little. Not for
-choosing the kind of digest (`Inode.sparse`).
+`data_ranges` gives the parts of a file outside holes, so that holes are not read. `DenseDigest` is
+the xxh3-128 of all bytes. It hashes holes from memory, at 50 GB/s, which still takes time for each
+of their bytes. `SparseDigest` is for files that are mostly holes. It is the xxh3-128 of these
+bytes: a fixed text, then the offset and the bytes of each block (BLOCK bytes) that is not all
+zeros, and at the end the size. It does not depend on the holes that a file system makes, and takes
+time for the data only. Such a digest begins with SPARSE, which distinguishes it from a
+`DenseDigest`. Workers run this module, so it imports little. Not for choosing the kind of digest
+(`Inode.sparse`).
 """
 
 import errno
@@ -26,12 +27,12 @@ PART = ".part"
 
 
 class SourceChangedError(Exception):
-    """The source is not (or no longer) the file of this job."""
+    """The source is not the file that the job expects: its size or time differs."""
 
 
 @contextmanager
 def opened(path: str, flags: int) -> Iterator[int]:
-    """Open a file; a new one is private."""
+    """Open a file. If the open makes it, only its user can read it."""
     fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         yield fd
@@ -45,7 +46,7 @@ def reading(source: str) -> AbstractContextManager[int]:
 
 
 def nameless(beside: str) -> AbstractContextManager[int]:
-    """Make a file without a name, in the directory of another one, to read and write it."""
+    """Make a file without a name in the directory of `beside`, to read and write it."""
     return opened(os.path.dirname(beside), os.O_TMPFILE | os.O_RDWR)
 
 
@@ -105,8 +106,8 @@ _NUMBER = Struct("<Q")
 def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
     """(start, end) of each part of the first `size` bytes outside holes, by whole blocks.
 
-    A file with as many blocks as bytes is one part, so that a full file does not depend on the file
-    system's knowledge of holes. Raises OSError.
+    A file whose blocks take at least `size` bytes is one part: its digest does not depend on the
+    holes that the file system reports. Raises OSError.
     """
     if size and os.fstat(fd).st_blocks * 512 >= size:
         yield 0, size
@@ -127,7 +128,7 @@ def data_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, position
 
 
-class Dense:
+class DenseDigest:
     """The digest of all bytes."""
 
     def __init__(self) -> None:
@@ -152,7 +153,7 @@ class Dense:
             self._position += len(zeros)
 
 
-class Sparse:
+class SparseDigest:
     """The digest of the nonzero blocks."""
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
-"""Reads by a mover in the bucket: names, listings, and whether an object is still the same.
+"""Questions to the bucket by a mover: names, listings, and whether an object is still the same.
 
 Contract: runs in a worker process, with the client that `stores` keeps; decides nothing, changes
-nothing, knows no catalog. One call has many questions about names, and threads ask them at the same
-time. A failure is the answer to its own question only. An object that kvfs did not make is
-`strange`, never an error. The header that `peek` returns was compared with its digest: StoreErrors
-say that the object is another one, or damaged. Not for acting on an answer.
+nothing, knows no catalog. One call has many questions about names, and threads ask the store at the
+same time. A failure is the answer to its own question only. An object that kvfs did not make is
+`strange`, never an error. `peek` compares the header with its digest: a StoreError says that the
+object is another one, or damaged. Not for acting on an answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,15 +31,16 @@ from kvfs.s3.store import Head, ListingPage, is_listed
 from kvfs.s3.transfer import RANGE_TRIES, StoreTransfers
 
 THREADS = 16  # requests at once: as many connections as the client keeps
-RECORD_MAX = 4096 * 3  # bytes of the longest path, each of them escaped
+RECORD_MAX = 4096 * 3  # bytes of the longest path, if each byte is escaped as three
 
 
 class LookupQuestion(NamedTuple):
-    """Whether an object has this key; and the keys that begin with `folder`, unless that is "".
+    """A question: does an object have the key `key`? If not, what is below it?
 
+    - folder: list the keys that begin with this text, unless it is "".
     - limit: at most this many of those keys.
-    - versions: list the folders that begin with this, unless it is "".
-    - sure: a listing must confirm that the object is missing, because kvfs acts on it.
+    - versions: list the folders that begin with this text, unless it is "".
+    - sure: a listing must confirm that the object is missing, because kvfs acts on the answer.
     """
 
     key: str
@@ -62,7 +63,11 @@ class Seen(NamedTuple):
 
 
 class LookupAnswer(NamedTuple):
-    """`strange`: why the object is not one of kvfs; "" if it is one, or there is none."""
+    """The answer to a `LookupQuestion`. seen: the object; None if there is none of kvfs.
+
+    strange: why the object at the key is not one of kvfs, "" otherwise. below, versions: what the
+    listings of `folder` and of `versions` found.
+    """
 
     seen: Seen | None = None
     strange: str = ""
@@ -99,7 +104,7 @@ def page(transfers: StoreTransfers, prefix: str, after: str, delimiter: str = ""
 
 
 def records(transfers: StoreTransfers, keys: Sequence[str]) -> list[bytes | StoreError]:
-    """Return the contents of small objects."""
+    """Return the contents of records: small objects. A StoreError stands for a failed one."""
     with ThreadPoolExecutor(THREADS, thread_name_prefix="look") as threads:
         return list(threads.map(partial(_record, transfers), keys))
 
@@ -112,7 +117,7 @@ def _answer(
     below: Callable[[], ListingPage],
     versions: Callable[[], ListingPage],
 ) -> LookupAnswer | StoreError:
-    """The answer to one question. It lists only if the object itself is missing."""
+    """The answer to one question. It has the listings only if the object is missing."""
     try:
         found = head()
         if found.seen is not None:
@@ -127,7 +132,7 @@ def _answer(
 def _head(transfers: StoreTransfers, ask: LookupQuestion) -> LookupAnswer:
     found = _seen(transfers, ask.key)
     if found is None and ask.sure and is_listed(transfers.store, ask.key):
-        found = _seen(transfers, ask.key)  # it came in this very moment
+        found = _seen(transfers, ask.key)  # another node has made it meanwhile
         if found is None:
             raise OutageError(f"{transfers.store.name}/{ask.key}: is listed, but HEAD has 404")
     return found or LookupAnswer()
@@ -162,7 +167,7 @@ def head(transfers: StoreTransfers, key: str) -> Head | None:
 
 
 def is_same(head: Head, stored: Stored, size: int, digest: bytes) -> bool:
-    """Whether the metadata beside an object say that it is this one, of `size` bytes."""
+    """Whether the metadata of an object fit `stored`, `size` and `digest`."""
     try:
         facts = Facts.of_head(stored.key, head)
     except MetadataError:
@@ -172,7 +177,7 @@ def is_same(head: Head, stored: Stored, size: int, digest: bytes) -> bool:
 
 
 def verify(transfers: StoreTransfers, stored: Stored, size: int, digest: bytes) -> str:
-    """Read all of an object; return its difference from the stored one, "" for none."""
+    """Read all of an object. Returns how it differs from `stored`; "" if it does not."""
     store = transfers.store
     try:
         head = store.head(stored.key)
@@ -189,7 +194,10 @@ def verify(transfers: StoreTransfers, stored: Stored, size: int, digest: bytes) 
 
 
 def peek(transfers: StoreTransfers, stored: Stored, size: int, digest: bytes) -> bytes:
-    """The header of an object of `size` bytes with this xxh3-128; b"" if no digest verifies it."""
+    """The verified header of an object; b"" if its metadata have no digest of the header.
+
+    size, digest: of the object as its readers see it.
+    """
     head, data = _peek(transfers, stored)
     where = f"{transfers.store.name}/{stored.key}"
     if not is_same(head, stored, size, digest):
@@ -206,6 +214,6 @@ def _peek(transfers: StoreTransfers, stored: Stored) -> tuple[Head, bytes]:
     for _ in range(RANGE_TRIES - 1):
         try:
             return transfers.store.peek(stored.key, header.SIZE, etag=stored.etag)
-        except OutageError:  # perhaps a connection that broke in the middle of so few bytes
+        except OutageError:  # perhaps the connection broke: try again
             continue
     return transfers.store.peek(stored.key, header.SIZE, etag=stored.etag)

@@ -1,11 +1,11 @@
 """The mover processes, as the daemon uses them.
 
-Contract: `copy` and `read_through` run one job in a worker process and return its result. The death
-of a worker fails no job: another worker runs the job again, a few times. Each worker takes a token,
-so that no more jobs run than were asked for. If a job takes much longer than its bytes can, the
+Contract: `copy` and the other methods run one job in a worker process and return its result. If a
+worker dies, another worker runs the job again, up to ATTEMPTS times. Each running job has a token,
+so that no more than `workers` jobs run at once. If a job takes much longer than its bytes need, the
 daemon stops waiting and kills the worker. A worker that waits for a disk in the kernel dies only
-when the disk answers, and keeps its token until then. The token would be of no use to another job,
-because every job needs that disk. Not for deciding what to move.
+when the disk answers, and keeps its token until then. No other job could use that token, because
+every job needs that disk. Not for deciding what to move.
 """
 
 import logging
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PATIENCE = 60.0  # s for a job without bytes: workers get little of a CPU, and sync
+PATIENCE = 60.0  # s for a job without bytes: workers have a low priority, and wait for syncs
 SLOWEST = 4 << 20  # bytes/s of a copy on a busy machine, to a slow disk
 SLOWEST_ZEROS = 1 << 30  # bytes/s of hashing zeros; 50 GB/s on an idle machine
-ATTEMPTS = 3  # deaths of workers that one job survives
+ATTEMPTS = 3  # workers that may die over one job, before the job fails
 GRACE = 5.0  # s for workers to end with the mount
 IDLE_SECONDS = 600.0  # a worker without work ends after this
-REAP_PERIOD = 5.0  # s; the library waits for an ended worker only at the next job
+REAP_PERIOD = 5.0  # s; the library reaps an ended worker only at the next job
 
 
 class MoverFailedError(TierError):
@@ -156,9 +156,10 @@ class MoverPool:
         *,
         sync: bool,
     ) -> Repacked:
-        """See `packing.unpack`. Raises OSError, TierError. It runs beside copies, as an open waits.
+        """See `packing.unpack`. Raises OSError, TierError.
 
-        The end of the mount cancels it.
+        An open waits for this job. So it has tokens of its own, and does not wait for copies. The
+        end of the mount cancels it.
         """
         return await self.run(
             *(packing.unpack, source, destination, packed, size, digest),
@@ -205,8 +206,8 @@ class MoverPool:
     ) -> T:
         """Run a job in a worker; return its result or raise its exception.
 
-        limiter: take a token of this limiter, not one for copies between tiers; then the job may be
-        cancelled.
+        limiter: the job takes a token of this limiter, and may be cancelled. None: it takes a token
+        for copies between tiers, and cannot be cancelled.
         """
         self.running += 1
         try:
@@ -244,8 +245,8 @@ class MoverPool:
     ) -> T:
         """Run a job in a worker within `patience` seconds.
 
-        shield: the job cannot be cancelled, because a copy would be left half made. Without it,
-        cancelling kills the worker.
+        shield: no cancellation ends the job, because it would leave a copy half made. Without a
+        shield, a cancellation kills the worker.
         """
         ended = trio.Event()
         given_up = trio.CancelScope()
@@ -287,7 +288,7 @@ class MoverPool:
 
 
 async def _reap(reaping: trio.CancelScope) -> None:
-    """Wait for ended workers, so that none stays a zombie while nothing is moved."""
+    """Reap ended workers, so that none stays a zombie while no job comes."""
     with reaping:
         while True:
             await trio.sleep(REAP_PERIOD)

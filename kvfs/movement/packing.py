@@ -1,15 +1,16 @@
 """Compression by a mover: make an object smaller where that pays, and restore it.
 
 Contract: runs in a worker process, decides nothing, knows no catalog. An object that does not
-become smaller, or cannot be compressed here, stays as it is: the result says so, and it is no
-error. For an upload (`packed`) the result is in memory up to MEMORY bytes, else in a file without a
-name in `scratch`. Either is gone when `packed` ends, or the process.
+become smaller, or cannot be compressed here, stays as it is. The result says so; that is no error.
+`packed` compresses for an upload: an object of at most MEMORY bytes in memory, a larger one in a
+file without a name in `scratch`. The compressed bytes are gone when `packed` or the process ends.
 
-Between RAM and NVMe `pack` makes a copy that is smaller than its object, or one as `copying.copy`
-does. `unpack` makes a plain copy again, and compares its digest. Either copy appears under its
-final name only complete, with the source's modification time, and synced if asked. A failure leaves
-nothing behind. `unpack` to the path of the packed copy replaces it. If the daemon dies before it
-notes this, the plain file is recognized by its size. Raises OSError, SourceChangedError, TierError.
+For NVMe `pack` makes a packed copy, which is smaller than its object. If that is impossible, it
+makes a plain copy as `copying.copy` does. `unpack` makes a plain copy again, and compares its
+digest. Both copies get their final names only when they are complete, have the source's
+modification time, and are synced if asked. A failure leaves nothing behind. `unpack` to the path of
+the packed copy replaces the packed copy. If the daemon dies before it records this, the size of the
+file tells that it is plain. Raises OSError, SourceChangedError, TierError.
 
 Not for the format (`kvfs.compression`), nor for sending.
 """
@@ -37,11 +38,11 @@ from kvfs.movement.files import (
     reading,
 )
 
-MEMORY = 64 << 20  # bytes of an object packed in memory: a put has as many in memory
+MEMORY = 64 << 20  # bytes of the largest object that is packed in memory; a put takes as many
 
 
-class Packing(NamedTuple):
-    """Processor time in seconds, and the outcome. `failure`: why packing was not possible."""
+class PackingResult(NamedTuple):
+    """The cost and outcome of compressing. `failure`: why it was not possible, "" otherwise."""
 
     cpu_seconds: float
     smaller: bool
@@ -49,9 +50,9 @@ class Packing(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """An object made smaller: an open file of `size` bytes, which have the xxh3-128 `digest`.
+    """A compressed object in an open file. size, digest: of the compressed bytes.
 
-    content: the xxh3-128 of the bytes that were compressed.
+    content: the xxh3-128 of the uncompressed bytes.
     """
 
     fd: int
@@ -64,11 +65,11 @@ class Packed(NamedTuple):
 @contextmanager
 def packed(
     source: int, size: int, scratch: str, element_size: int | None = None
-) -> Iterator[tuple[Packed | None, Packing]]:
-    """Compress an open file of `size` bytes; None if it is to be uploaded uncompressed.
+) -> Iterator[tuple[Packed | None, PackingResult]]:
+    """Compress an open file of `size` bytes. `Packed` is None if it should stay uncompressed.
 
     scratch: the directory for objects of more than MEMORY; "": there is none. element_size: bytes
-    of a number, None if unknown; then a sample decides.
+    of one number of the tensor; None: unknown, then a sample decides.
     """
     begun = time.thread_time()
     with ExitStack() as stack:
@@ -80,10 +81,10 @@ def packed(
                 digest = copying.digest_of(room, made.stored_size, sparse=False)
                 found = Packed(room, made.stored_size, digest, made.codec, made.digest)
         except (KvfsError, OSError, SourceChangedError) as error:
-            # If the object's own file is the cause, the upload will find that out.
+            # If the source file is the cause, the upload will fail, too.
             failure = str(error)
         spent = time.thread_time() - begun
-        yield found, Packing(spent, smaller=found is not None, failure=failure)
+        yield found, PackingResult(spent, smaller=found is not None, failure=failure)
 
 
 def _room(size: int, scratch: str) -> IO[bytes]:
@@ -96,14 +97,14 @@ def _room(size: int, scratch: str) -> IO[bytes]:
 
 
 class Repacked(NamedTuple):
-    """`moved` is of the object; `packed`: the compressed copy, None for a plain one.
+    """The result of `pack` or `unpack`. packed: the new packed copy; None if it is plain.
 
-    in_place: nothing was copied, the source is a plain copy already.
+    in_place: nothing was copied, because the source is a plain copy already.
     """
 
     moved: Moved
     packed: PackedCopy | None = None
-    packing: Packing | None = None
+    packing: PackingResult | None = None
     in_place: bool = False
 
 
@@ -132,14 +133,14 @@ def pack(source: str, destination: str, size: int, element_size: int | None) -> 
 
 def _compressed(
     inp: int, out: int, size: int, element_size: int | None
-) -> tuple[PackedCopy | None, bytes, Packing]:
-    """The packed copy, None if it is to be copied plain; the digest of the bytes read; the cost."""
+) -> tuple[PackedCopy | None, bytes, PackingResult]:
+    """The packed copy (None: make a plain one), the digest of the content, and the outcome."""
     begun, made, failure = time.thread_time(), None, ""
     try:
         made = compress(inp, out, size, element_size)
-    except KvfsError as error:  # if the file itself is the cause, the copy will find that out
+    except KvfsError as error:  # if the source is the cause, the copy will fail, too
         failure = str(error)
-    packing = Packing(time.thread_time() - begun, smaller=made is not None, failure=failure)
+    packing = PackingResult(time.thread_time() - begun, smaller=made is not None, failure=failure)
     if made is None:
         return None, b"", packing
     digest = copying.digest_of(out, made.stored_size, sparse=False)
@@ -149,7 +150,7 @@ def _compressed(
 def unpack(
     source: str, destination: str, packed: PackedCopy, size: int, digest: bytes, *, sync: bool
 ) -> Repacked:
-    """Decompress into a new file of `size` bytes that have this xxh3-128.
+    """Decompress a packed copy into a new file, which must have `size` bytes and this digest.
 
     Raises DamagedError if the source differs from the packed copy, OSError of either file.
     """

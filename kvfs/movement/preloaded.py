@@ -1,7 +1,7 @@
 """Modules that one process loads, before it forks the workers for a bucket.
 
-Contract: importing it takes 0.5 s, which no fork has to spend again. It has no credentials and
-sends no request. Not for threads or connections, which forks must not share.
+Contract: the import of this module takes 0.5 s, once for all workers. It uses no credentials and
+sends no request. It must make no threads or connections, because forks cannot share them.
 """
 
 from kvfs.movement import downloading, looking, uploading  # noqa: F401

@@ -1,9 +1,9 @@
-"""The names and metadata of objects in a bucket, for every job that writes one.
+"""The names and metadata of objects in a bucket, for every job that writes an object.
 
-Contract: runs in a worker process; `uploading` uses it. A name is published once. If another node's
-object has the name and is the same, in any codec, kvfs uses that object. The id of an upload in
-parts is on the disk before its first part, so that `abort_interrupted` can abort interrupted
-uploads. Raises StoreError, OSError. Not for bytes.
+Contract: runs in a worker process; `uploading` uses it. Only one node publishes a name. If another
+node's object has the name and the same content, in any codec, kvfs uses that object. The id of an
+upload in parts is on the disk before its first part, so that `abort_interrupted` can abort
+interrupted uploads. Raises StoreError, OSError. Not for bytes.
 """
 
 import json
@@ -18,7 +18,7 @@ from kvfs import own_files
 from kvfs.catalog import Stored
 from kvfs.compression.container import expect_codec
 from kvfs.errors import ConfigError, UnsupportedError
-from kvfs.movement.packing import Packing
+from kvfs.movement.packing import PackingResult
 from kvfs.s3 import header
 from kvfs.s3.chunks import Chunks
 from kvfs.s3.errors import (
@@ -34,10 +34,10 @@ from kvfs.s3.transfer import ATTEMPT, StoreTransfers
 
 
 class About(NamedTuple):
-    """An object's facts besides its bytes. `digest`: b"" if it was not computed.
+    """The catalog's facts about an object to upload. `digest`: b"" if it was not computed.
 
-    attributes: mode, owner and time once more, as the catalog has them for the bucket.
-    element_size: bytes of a number in the object, None if unknown.
+    attributes: mode, owner and time, in the catalog's form of one string. element_size: bytes of
+    one number of the tensor, None if unknown.
     """
 
     size: int
@@ -54,10 +54,11 @@ class About(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The place of an object. `record`: key and bytes of its name's record, if the key has no name.
+    """Where to upload an object. `record`: key and bytes of the record that has the name.
 
-    once: by what this node knows, no object has the name. token: the name of this attempt. ours:
-    the tokens of earlier attempts, whose outcome is unknown.
+    The record is None if the key needs none. once: the upload must fail if another object
+    has the key. token: the id of this attempt. ours: the tokens of earlier attempts of this node,
+    whose outcome is unknown.
     """
 
     key: str
@@ -75,7 +76,7 @@ class Uploaded(NamedTuple):
 
     stored: Stored
     digest: bytes
-    packing: Packing | None = None
+    packing: PackingResult | None = None
 
 
 def facts(
@@ -112,14 +113,17 @@ def is_ours(transfers: StoreTransfers, key: str, tokens: Sequence[str]) -> bool:
 
 
 def publish_name(transfers: StoreTransfers, record: tuple[str, bytes] | None) -> None:
-    """Write the record of a name. Every writer writes the same: the key is the content's hash."""
+    """Write the record of a name. All nodes write the same bytes: its key is their hash."""
     if record is not None:
         key, content = record
         transfers.store.put(key, content, {}, once=False)
 
 
-def same(transfers: StoreTransfers, key: str, digest: bytes, about: About) -> Stored:
-    """The `Stored` of another node's object, if it is this very object, and readable here."""
+def adopt_existing(transfers: StoreTransfers, key: str, digest: bytes, about: About) -> Stored:
+    """The `Stored` of the object that has the key already, if it has the same content.
+
+    Raises ObjectExistsError if it has another content, or this version of kvfs cannot read it.
+    """
     head, where = transfers.store.head(key), f"{transfers.store.name}/{key}"
     try:
         found = Facts.of_head(key, head)
@@ -148,11 +152,11 @@ def same(transfers: StoreTransfers, key: str, digest: bytes, about: About) -> St
 def as_it_is_now(
     transfers: StoreTransfers, stored: Stored, digest: bytes
 ) -> tuple[Stored, Chunks | None, bytes]:
-    """A stored object with its present ETag, because another node may have changed its mode.
+    """Ask for the present ETag of a stored object, and the digests of its chunks and header.
 
-    Or this node has changed it, and the answer was lost. Also returns the digests of its chunks,
-    None without any, and the digest of its header, b"" for none. Raises ObjectChangedError if the
-    key has another object, NoObjectError, MetadataError.
+    The ETag changes when a node changes the mode. This node may have done so, too, if an answer was
+    lost. The digests are None and b"" if the object has none. Raises ObjectChangedError if the key
+    has another object, NoObjectError, MetadataError.
     """
     try:
         head = transfers.store.head(stored.key)
@@ -178,9 +182,12 @@ def as_it_is_now(
 
 @contextmanager
 def noted(transfers: StoreTransfers, notes: str, key: str) -> Iterator[Callable[[str], None]]:
-    """A function to call with an upload's id before its first part. The end forgets the id."""
+    """Yields a function, to call with an upload's id before its first part.
+
+    The function writes the id to the disk. A normal end of the block removes the file.
+    """
     path = _note_of(Path(notes), key)
-    if path.exists():  # the last attempt was not aborted, and its note is about to go
+    if path.exists():  # abort the last attempt before the new id replaces its id
         abort_noted(transfers, path)
     written: list[Path] = []
 
@@ -198,7 +205,7 @@ def _note_of(notes: Path, key: str) -> Path:
 
 
 def abort_noted(transfers: StoreTransfers, path: Path) -> bool:
-    """Abort the upload of a note, and remove the note; tell whether it named an upload."""
+    """Abort the upload of a note, and remove the note. Returns whether it named an upload."""
     found = _noted_in(path)
     if found is not None:
         transfers.store.abort(*found)
@@ -213,7 +220,7 @@ def ids_noted(notes: str) -> frozenset[str]:
 
 
 def _noted_in(path: Path) -> tuple[str, str] | None:
-    """Key and id; None if the upload is done, or `noted` did not write the file: then it stays."""
+    """The key and id in a note. None if the file is gone, or `noted` did not write it."""
     try:
         noted = own_files.read_table(path, "a key and the id of an upload", "remove it") or {}
     except ConfigError:
@@ -221,5 +228,5 @@ def _noted_in(path: Path) -> tuple[str, str] | None:
     key, upload_id = noted.get("key"), noted.get("upload_id")
     if not isinstance(key, str) or not isinstance(upload_id, str):
         return None
-    # With another key's note it would abort the wrong upload.
+    # A note at the path of another key would make kvfs abort the wrong upload.
     return (key, upload_id) if path == _note_of(path.parent, key) else None

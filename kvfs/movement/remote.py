@@ -1,10 +1,10 @@
 """The bucket, as the daemon uses it: calls that worker processes make.
 
-Contract: as `MoverPool`, in lanes of their own. Local jobs never wait for a store that does not
-answer. Calls that a program waits for do not wait behind uploads, and get more of a CPU. Small
-waiting calls share a worker, which makes them at once: they end together. A failure is a
-StoreError, an OSError of the local file, or a TierError of the movers. Not for deciding what to
-ask.
+Contract: calls run as jobs of a `MoverPool`, in lanes of their own. So local jobs never wait for a
+store that does not answer. Calls for which a program waits do not wait behind uploads, and get more
+of a CPU. Small waiting calls share a worker, which runs them at once, and they end together. A
+failure is a StoreError, an OSError of the local file, or a TierError of the movers. Not for
+deciding what to ask.
 """
 
 from collections import Counter, deque
@@ -30,9 +30,9 @@ Lane = Literal["up", "down", "ask", "look", "list"]
 ASK_PATIENCE = 60.0  # s
 LOOK_PATIENCE = 15.0  # s; including a worker's start: programs wait less than this
 LOOKS = 2  # workers that look up names, many at once each
-NICENESS = 5  # of uploads: they give way, but their bytes must not pile up while CPUs are busy
+NICENESS = 5  # of uploads: lower than that of copies, so that dirty bytes do not pile up
 GROUP = 4  # small calls that one worker makes at once
-WARMING = 0.1  # s that a worker is kept from its next call, so that all of them are started
+WARMING = 0.1  # s that each new worker stays busy, so that the pool starts all of them
 PRELOADED = ("kvfs.movement.preloaded",)
 
 
@@ -44,7 +44,7 @@ class Remote:
     async def open(
         cls, workers: int, counters: Counter[str], bucket: Bucket
     ) -> AsyncIterator["Remote"]:
-        """Workers are forks of a process that has boto3 loaded: it takes 0.4 s, and 30 MB."""
+        """Start the workers: forks of one process that has loaded boto3 (0.4 s, 30 MB)."""
         async with (
             MoverPool.open(workers, counters, preloaded=PRELOADED, niceness=NICENESS) as movers,
             MoverPool.open(workers, counters, preloaded=PRELOADED, niceness=0) as urgent,
@@ -52,12 +52,12 @@ class Remote:
             yield cls(movers, bucket, urgent)
 
     def __init__(self, movers: MoverPool, bucket: Bucket, urgent: MoverPool | None = None) -> None:
-        """urgent: workers for calls that a program waits for."""
+        """urgent: the workers for calls for which a program waits; None: the movers."""
         self.movers = movers
         self.urgent = urgent or movers
         self.bucket = bucket
         workers = 2 * movers.workers
-        self.uploads = self.downloads = GROUP * workers  # most that are on their way at once
+        self.most_uploads = self.most_downloads = GROUP * workers  # under way at once
         self._lanes: dict[Lane, _Lane] = {
             "up": _Lane(self.movers, workers),
             "down": _Lane(self.urgent, workers),
@@ -75,10 +75,10 @@ class Remote:
         *arguments: P.args,
         **options: P.kwargs,
     ) -> T:
-        """Run `do` in a worker with its client of the bucket; return its result, or raise.
+        """Run `do` in a worker, with the worker's client of the bucket. Returns the result of `do`.
 
         size: bytes that are read or written, approximately: small calls may share a worker.
-        destinations: files whose parts are removed if the worker has to be killed.
+        destinations: if the daemon kills the worker, it removes the half-made files of these.
         """
         terms = self.bucket.terms
         if terms is None:
@@ -93,20 +93,20 @@ class Remote:
             raise call.found
         return cast("T", call.found)
 
-    async def warm(self) -> None:
-        """Start the workers for calls that programs wait for. Raises TierError."""
+    async def start_workers(self) -> None:
+        """Start the workers for calls for which programs wait. Raises TierError."""
         terms, lane = self.bucket.terms, self._lanes["down"]
         if terms is None:
             return
         async with trio.open_nursery() as nursery:
             for _ in range(int(lane.tokens.total_tokens)):
-                start = partial(lane.ask, stores.ready, self.bucket.place, terms, WARMING)
+                start = partial(lane.ask, stores.start_client, self.bucket.place, terms, WARMING)
                 nursery.start_soon(start)
 
-    async def stream(self, wanted: downloading.Wanted, ends: downloading.Ends) -> Moved:
+    async def stream(self, wanted: downloading.DownloadJob, ends: downloading.Ends) -> Moved:
         """See `downloading.stream`.
 
-        It shares no worker, because the others would end only with it.
+        This call shares no worker, because the other calls would end only with it.
         """
         alone = max(wanted.size, GROUP * (self.bucket.terms or Terms()).part)
         return await self.call(
@@ -114,9 +114,9 @@ class Remote:
         )
 
     async def ask(self, identity: str) -> None:
-        """Ask whether the bucket answers; the first time, also what it honours.
+        """Ask whether the bucket answers; the first time, also which conditions it honours.
 
-        Raises if it does not.
+        Raises TierError or ConfigError if the bucket does not answer, or is not usable.
         """
         lane, place = self._lanes["ask"], self.bucket.place
         if self.bucket.terms is not None:
@@ -149,7 +149,7 @@ class _Lane:
     async def ask(
         self, do: Callable[..., T], *arguments: object, patience: float = ASK_PATIENCE
     ) -> T:
-        """Run a call that chooses its own client."""
+        """Run a function that makes or finds its client itself."""
         return await self.movers.run(do, *arguments, limiter=self.tokens, patience=patience)
 
     async def run(self, call: _LaneCall, place: BucketPlace, terms: Terms) -> None:
@@ -165,7 +165,7 @@ class _Lane:
                 self._waiting.remove(call)
 
     def _with_others(self, call: _LaneCall, terms: Terms) -> list[_LaneCall]:
-        """This call and the first waiting ones, as many as one worker can run at once."""
+        """This call, and the calls that wait longest: as many as one worker can run at once."""
         self._waiting.remove(call)
         calls, room = [call], terms.part - max(terms.part // GROUP, call.size)
         while self._waiting and len(calls) < GROUP:

@@ -1,11 +1,11 @@
 """The client of a bucket in a worker process, and checks that the bucket is usable and answers.
 
-Contract: the daemon sends `run_all` to a worker for every call about the bucket. The worker has the
-client for that place, with its connections and threads, made at the first call and kept for the
-life of the process. The daemon's own process never loads boto3. `python -m kvfs.movement.stores` is
+Contract: the daemon sends `run_all` to a worker for every call about the bucket. The worker makes
+the client of that bucket at its first call, and keeps it, with its connections and threads, until
+the worker ends. The daemon's own process never loads boto3. `python -m kvfs.movement.stores` is
 `check` for a mount that has no workers yet; it reads a question as JSON and writes the answer as
-JSON. `check` raises ConfigError for a problem that a human must solve, StoreError for one that may
-pass. Not for objects: `uploading`, `downloading`, `looking`.
+JSON. `check` raises ConfigError for a problem that a human must solve, and StoreError for a problem
+that may end by itself. Not for objects: `uploading`, `downloading`, `looking`.
 """
 
 import json
@@ -28,7 +28,8 @@ from kvfs.s3.transfer import StoreTransfers, Terms
 PROBE_TIMEOUT = 3.0  # s; a probe asks for little, and once
 CONNECT_TIMEOUT, READ_TIMEOUT, ATTEMPTS = 3.0, 15.0, 3
 
-_kept: dict[tuple[BucketPlace, Terms, bool], StoreTransfers] = {}
+_kept: dict[tuple[BucketPlace, Terms, bool], StoreTransfers] = {}  # the clients
+# Transfers that no job of this process uses now: a job needs one of its own.
 _free: dict[tuple[BucketPlace, Terms], list[StoreTransfers]] = {}
 
 
@@ -63,20 +64,20 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="calls")
 
 
-def ready(place: BucketPlace, terms: Terms, seconds: float) -> None:
-    """Make this process's client, and stay busy for `seconds`, so that other workers start too."""
+def start_client(place: BucketPlace, terms: Terms, seconds: float) -> None:
+    """Make this process's client. Takes `seconds`, so that other workers start too."""
     began = time.monotonic()
     transfers(place, terms)
     time.sleep(max(0.0, began + seconds - time.monotonic()))
 
 
 def glance(place: BucketPlace, job: StoreCall) -> Any:  # noqa: ANN401 (a job may return anything)
-    """Run a job with the impatient client: a program waits, and a slow answer is a miss."""
+    """Run a job with the client of short timeouts: a program waits, and a late answer is a miss."""
     return job.do(transfers(place, Terms(), probing=True), *job.arguments, **job.options)
 
 
 def transfers(place: BucketPlace, terms: Terms, *, probing: bool = False) -> StoreTransfers:
-    """This process's client of a place. `probing`: one that does not wait long."""
+    """This process's client of a bucket. `probing`: a client with short timeouts, and one try."""
     key = (place, terms, probing)
     if key not in _kept:
         from kvfs.s3.boto import BotoStore  # noqa: PLC0415 (it takes 0.3 s and 30 MB)
@@ -111,7 +112,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         place = BucketPlace(**question["place"])
         return {"terms": asdict(check(place, question["identity"], question["exclusive"]))}
-    except (ConfigError, RefusedError) as error:  # a missing profile is found early
+    except (ConfigError, RefusedError) as error:  # for example a missing profile
         return {"refused": str(error)}
     except KvfsError as error:
         return {"failed": str(error)}

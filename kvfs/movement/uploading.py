@@ -3,8 +3,8 @@
 Contract: runs in a worker process, with the client that `stores` keeps; decides nothing, knows no
 catalog. An object is uploaded, compressed or not, only if its bytes have the digest of its seal. To
 give an object another name, or other metadata, the store copies it. The copy keeps its codec, and
-no bytes come here. Raises StoreError, OSError, SourceChangedError. Not for choosing uploads, nor
-for an object's metadata (`publishing`).
+no bytes of the object pass through this node. Raises StoreError, OSError, SourceChangedError. Not
+for choosing uploads, nor for an object's metadata (`publishing`).
 """
 
 import os
@@ -38,7 +38,8 @@ def upload(
 
     - notes: the directory for ids of uploads.
     - scratch: see `packing.packed`; None: upload it uncompressed.
-    - copy: the file is this packed copy. It is uploaded as it is, unless a plain one replaced it.
+    - copy: the file is this packed copy, to upload as it is. If a plain copy has replaced it, the
+      plain one is uploaded.
 
     Raises ObjectExistsError if another object has the name, SourceError if the file has another
     digest than it should.
@@ -63,7 +64,7 @@ def upload(
             )
         elif packed is None:
             digest = about.digest
-            if about.size > LEAST or not digest:  # metadata go before the bytes
+            if about.size > LEAST or not digest:  # the request has the digests before the bytes
                 digest, chunks = weigh(fd, about.size)
             if not about.digest:
                 _expect_written(fd, source)
@@ -106,7 +107,7 @@ def upload(
             if publishing.is_ours(transfers, target.key, target.ours):
                 done = send(once=False)
             else:
-                done = publishing.same(transfers, target.key, digest, about)
+                done = publishing.adopt_existing(transfers, target.key, digest, about)
         expect_same(fd, source, size, touched_ns)
         failpoints.reach("movement.uploaded")
         return Uploaded(done, digest, result)
@@ -115,9 +116,10 @@ def upload(
 def remove(
     transfers: StoreTransfers, keys: Sequence[str], attempts: Mapping[str, tuple[str, ...]]
 ) -> dict[str, StoreError]:
-    """Delete objects; return those that are still there, with the reason.
+    """Delete objects. Returns the keys that are still there, with the reason.
 
-    attempts: delete such a key only if one of its attempts has made the present object.
+    attempts: keys with tokens. Such a key is deleted only if an upload with one of its tokens has
+    made the present object.
     """
     sure = [key for key in keys if key not in attempts]
     sure += [key for key, tokens in attempts.items() if publishing.is_ours(transfers, key, tokens)]
@@ -125,7 +127,7 @@ def remove(
 
 
 def abort_interrupted(transfers: StoreTransfers, notes: str) -> int:
-    """Abort the interrupted uploads; return their number."""
+    """Abort the interrupted uploads. Returns their number."""
     return sum(publishing.abort_noted(transfers, path) for path in Path(notes).glob("*.json"))
 
 
@@ -146,14 +148,14 @@ PART = 64 << 20  # bytes
 def copy(
     transfers: StoreTransfers, source: Stored, about: About, target: Target, notes: str
 ) -> Uploaded:
-    """Give a stored object another name, or other metadata under its own.
+    """Give a stored object another name, or other metadata at the same key.
 
     notes: the directory for ids of uploads. Raises ObjectChangedError or NoObjectError if `source`
     is no longer there; ObjectExistsError if another object has the new name.
     """
     failpoints.reach("movement.upload")
     publishing.publish_name(transfers, target.record)
-    # Some stores do not check this.
+    # Some stores do not check the ETag of the source.
     source, chunks, first = publishing.as_it_is_now(transfers, source, about.digest)
     metadata = publishing.facts(about, source, about.digest, chunks, first).metadata()
     fresh = target.once and not publishing.is_ours(transfers, target.key, target.ours)
@@ -177,6 +179,6 @@ def copy(
                 )
         done = source._replace(key=target.key, etag=etag, attributes=about.attributes)
     except ObjectExistsError:
-        done = publishing.same(transfers, target.key, about.digest, about)
+        done = publishing.adopt_existing(transfers, target.key, about.digest, about)
     failpoints.reach("movement.uploaded")
     return Uploaded(done, about.digest)

@@ -1,8 +1,8 @@
-"""The mover's job for the scrubber: read sealed copies and compare each with its digest.
+"""The mover's job for the scrub: read sealed copies, and compare each with its digest.
 
 Contract: runs in a worker process, decides nothing, changes nothing, knows no catalog. `verify`
-reads at most `rate` bytes a second, and sleeps in between. A copy on a disk is read past the page
-cache. So the bytes come from the disk, and the readers' pages stay in the cache. Not for deciding
+reads at most `rate` bytes a second, and sleeps in between. It reads a copy on a disk with O_DIRECT.
+So the bytes come from the disk, and programs keep their pages in the page cache. Not for deciding
 what to do with a wrong copy (`kvfs.core.jobs.scrub`).
 """
 
@@ -23,9 +23,9 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIM
 
 
 class Copy(NamedTuple):
-    """One backing file. `forms`: the size and the digest of each content that it may have.
+    """One backing file. `forms`: its possible contents (plain, packed), each as size and digest.
 
-    direct: it is on a disk.
+    direct: the file is on a disk, so it is read with O_DIRECT.
     """
 
     path: str
@@ -43,7 +43,7 @@ class VerifyBatch(NamedTuple):
 
 
 class VerifyResult(NamedTuple):
-    """For each copy "" if it is right; else its error, or why it was not read.
+    """results: for each copy "" if it is right, a text if it is wrong, an OSError if unread.
 
     cpu_seconds: processor time of the job.
     """
@@ -84,7 +84,7 @@ def _verify(copy: Copy, piece: memoryview, has_read: Callable[[int], None]) -> s
             return f"it has {size} bytes, expected {sizes}"
         sparse = len(expected) == files.SPARSE_LENGTH
         found = _digest(fd, before, piece, has_read, sparse=sparse)
-        if copy.direct and not direct:  # this file system has no other way
+        if copy.direct and not direct:  # without O_DIRECT, remove the pages afterwards
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
@@ -112,10 +112,10 @@ def _digest(
 ) -> bytes:
     """The digest of the bytes, without reading holes; b"" if the file ends earlier.
 
-    Raises OSError. BlockingIOError: a program writes it. The caller closes the descriptor soon,
-    because an open one would look like a mapping at the writer's close (`Tier.is_in_use`).
+    Raises OSError, BlockingIOError if a program writes the file. The caller closes the descriptor
+    soon: at the writer's close, an open descriptor would look like a mapping (`Tier.is_in_use`).
     """
-    digest, size = files.Sparse() if sparse else files.Dense(), before.st_size
+    digest, size = files.SparseDigest() if sparse else files.DenseDigest(), before.st_size
     for start, end in files.data_ranges(fd, size):
         position = start
         while position < end:

@@ -8,7 +8,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvfs.catalog import Stored
 from kvfs.movement import uploading
-from kvfs.movement.downloading import Wanted, download
+from kvfs.movement.downloading import DownloadJob, download
 from kvfs.movement.publishing import About, Target, facts
 from kvfs.s3.chunks import LEAST, Chunks
 from kvfs.s3.errors import NoObjectError, ObjectChangedError, ObjectExistsError
@@ -54,7 +54,7 @@ def put(store: Store, key: str = "a", content: bytes = CONTENT) -> Stored:
 
 
 def read(transfers: StoreTransfers, folder: Path, stored: Stored) -> bytes:
-    download(transfers, Wanted(stored, str(folder / "back"), len(CONTENT), ABOUT.digest, 0))
+    download(transfers, DownloadJob(stored, str(folder / "back"), len(CONTENT), ABOUT.digest, 0))
     return (folder / "back").read_bytes()
 
 

@@ -154,7 +154,7 @@ def test_a_file_without_holes_is_one_part_whatever_the_file_system_says(
 
 def test_digest_of_other_bytes_than_zeros_is_unchanged() -> None:
     """It is in catalogs."""
-    state = files.Sparse()
+    state = files.SparseDigest()
     state.update(BLOCK, memoryview(b"a" * BLOCK + bytes(BLOCK) + b"end"))
     found = state.digest(3 * BLOCK + 3)
     assert found.hex() == "73d56f1a6ab4183edfd542ec91e0d5b7e0"

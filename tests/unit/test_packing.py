@@ -16,7 +16,7 @@ from kvfs.compression import files
 from kvfs.compression.container import FRAME, DamagedError, codec_name
 from kvfs.errors import NotFoundError, UnsupportedError
 from kvfs.movement import packing
-from kvfs.movement.downloading import Wanted, download
+from kvfs.movement.downloading import DownloadJob, download
 from kvfs.movement.publishing import About, Target
 from kvfs.movement.uploading import upload
 from kvfs.s3.errors import ObjectExistsError, SourceError, StoreError
@@ -67,7 +67,7 @@ def there(
     known: bytes = b"",
     scratch: str | None = "",
     key: str = "k",
-) -> tuple[Stored, packing.Packing | None]:
+) -> tuple[Stored, packing.PackingResult | None]:
     """It goes up."""
     source = folder / "source"
     source.write_bytes(content)
@@ -86,7 +86,7 @@ def back(transfers: StoreTransfers, folder: Path, stored: Stored, content: bytes
     path = folder / "back"
     path.unlink(missing_ok=True)
     try:
-        download(transfers, Wanted(stored, str(path), len(content), digest(content), MTIME))
+        download(transfers, DownloadJob(stored, str(path), len(content), digest(content), MTIME))
     finally:
         assert {one.name for one in folder.iterdir()} <= {"source", "back"}
     return path.read_bytes()
@@ -196,7 +196,7 @@ def test_large_object_is_packed_on_the_disk(
     assert "without a disk 1000 at most" in result.failure
     stored, result = there(transfers, tmp_path, KV, scratch=str(tmp_path), key="l")
     assert stored.codec in CODECS
-    assert result == packing.Packing(result.cpu_seconds if result else 0, smaller=True)
+    assert result == packing.PackingResult(result.cpu_seconds if result else 0, smaller=True)
     assert back(transfers, tmp_path, stored, KV) == KV
 
 

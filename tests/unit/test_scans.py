@@ -697,7 +697,7 @@ def test_slow_header_is_a_miss_and_leaves_nothing(made: World) -> None:
         answers.set()
         await wait_all_tasks_blocked()
         made.check()
-        assert not made.dispatcher.hydration._asked
+        assert not made.dispatcher.hydration._header_requests
         assert "headers" not in counters(made)
 
     trio.run(case, clock=MockClock(autojump_threshold=0.01))

@@ -16,7 +16,7 @@ from kvfs.core.bucket.download import streaming
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import NotFoundError, TierError
-from kvfs.movement.downloading import Ends, Say, Wanted, Word, tell
+from kvfs.movement.downloading import DownloadJob, Ends, Word, WordKind, tell
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Lane, Remote
 from kvfs.s3 import chunked
@@ -281,7 +281,7 @@ def begin(made: World) -> None:
     made.bucket.stream = 1
     made.bucket.terms = Terms()
     made.remote = Threaded(made.movers, made.bucket, made.bucket_store)
-    made.dispatcher.hydration.downloads.remote = made.remote
+    made.dispatcher.hydration.downloader.remote = made.remote
 
 
 async def spilled(made: World) -> Inode:
@@ -380,10 +380,10 @@ class _Dying:
         out = os.open(ends.tell, os.O_WRONLY | os.O_CLOEXEC)
         first = os.open("/dev/null", os.O_RDONLY)
         try:
-            tell(out, Word(Say.BEGUN, os.getpid() << 32 | first))
-            tell(out, Word(Say.HERE, 1))
-            tell(out, Word(Say.BEGUN, os.getpid() << 32 | (1 << 32) - 1))
-            tell(out, Word(Say.HERE, 2))
+            tell(out, Word(WordKind.BEGUN, os.getpid() << 32 | first))
+            tell(out, Word(WordKind.HERE, 1))
+            tell(out, Word(WordKind.BEGUN, os.getpid() << 32 | (1 << 32) - 1))
+            tell(out, Word(WordKind.HERE, 2))
             await trio.testing.wait_all_tasks_blocked(0.01)
             await self.check()
         finally:
@@ -412,7 +412,7 @@ def test_file_of_a_dead_mover_is_not_read(made: World) -> None:
             stream.leave()
 
         path = made.ram.path(inode.ino, inode.version)
-        wanted = Wanted(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
+        wanted = DownloadJob(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         dying = cast("Remote", _Dying(check))
         with pytest.raises(OutageError):
             await streaming.bring(dying, inode, "a", wanted, made.ram, began)

@@ -60,7 +60,7 @@ def test_a_file_that_is_mostly_holes_is_read_in_the_time_of_its_data(
 ) -> None:
     """Its size would take days at the speed of any memory."""
     path, size = tmp_path / "a", 1 << 43
-    expected = files.Sparse()
+    expected = files.SparseDigest()
     with path.open("wb") as file:
         for at in (0, 5 * BLOCK, size - BLOCK):
             file.seek(at)

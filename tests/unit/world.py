@@ -156,7 +156,7 @@ class InlineRemote(Remote):
 
     def __init__(self, movers: MoverPool, bucket: Bucket, store: Store) -> None:
         super().__init__(movers, bucket)
-        self.downloads = 4  # few, so that some have to wait
+        self.most_downloads = 4  # few, so that some have to wait
         self.store = store
         self.before: Callable[[], Awaitable[None]] = nothing
         self.after: Callable[[], Awaitable[None]] = nothing
@@ -761,7 +761,7 @@ class World:
         assert self.dispatcher.demotion._under_way == 0
         assert not self.dispatcher._jobs
         assert not self.backings.taken
-        assert self.dispatcher.hydration is None or not self.dispatcher.hydration.downloads.reading
+        assert self.dispatcher.hydration is None or not self.dispatcher.hydration.downloader.reading
 
 
 @contextmanager

@@ -1,17 +1,20 @@
 """This node and its bucket: asks for the bucket's health, and publishes this node's record.
 
-Contract: both `watch` run as long as the mount. `Availability` sets the bucket's health, and wakes
-the tasks that wait for it. If a bucket answers but takes no uploads, for example because it is
-full, the answer does not make it healthy. A bucket that did not answer at the mount is first asked
-which conditions it honours. `NodeRecord` writes this node's record at the start, and when a
-namespace comes, goes or changes its version. It also writes the record once a day, which says that
-the node lives. An old entry stays in the record as long as an object may yet be at such a key. That
-is so until everything that was dropped or moved is walked, and copied in the bucket. After a
-failure of the store, the record is written later. `describe` answers `kvfs gc`. An object is in the
-bucket at a key of its namespace. The exception is an object with a new name that is yet to be
-copied there. `strays` are the keys of those objects, and all keys that do not tell their namespace.
-Not for the use of records by other nodes (`kvfs.s3.garbage`). Not for the meaning of an answer for
-objects.
+Contract: `Availability.watch` and `NodeRecord.watch` run as long as the mount. `Availability` sets
+the bucket's health, and wakes the tasks that wait for it. If a bucket answers but takes no uploads,
+for example because it is full, the answer does not make it healthy. If the bucket did not answer at
+the mount, kvfs first asks it which conditions it honours.
+
+`NodeRecord` writes this node's record at the start, and when a namespace comes, goes or changes its
+version. It also writes the record once a day, which says that the node lives. The record keeps a
+former namespace as long as an object may be at one of its keys. That ends when kvfs has visited all
+objects that were dropped or moved, and has copied the moved ones in the bucket. After a failure of
+the store, kvfs writes the record later.
+
+`describe` answers `kvfs gc`. Most objects are in the bucket at a key of their namespace. An object
+with a new name has an old key until the store has copied it. `strays` are these old keys, and all
+keys that do not tell their namespace. Not for the use of records by other nodes
+(`kvfs.s3.garbage`). Not for the meaning of a store's answer about objects.
 """
 
 import logging
@@ -32,12 +35,12 @@ from kvfs.s3 import nodes
 from kvfs.s3.keys import Keys, Space
 from kvfs.tiers import Bucket
 
-WELL, ILL = 10.0, 1.0  # s between two questions
+WELL, ILL = 10.0, 1.0  # s between two questions to a healthy bucket, and to any other
 GLANCE = 0.5  # s between two checks whether a request has failed
 
 
 class Availability:
-    """The health of the bucket. `identity` is that of the kvfs that claims the prefix."""
+    """Watches the health of the bucket. `identity`: of this node, which claims the prefix."""
 
     def __init__(self, remote: Remote, uploader: Uploader, identity: str) -> None:
         self.remote = remote
@@ -79,7 +82,7 @@ LOOK = 10.0  # s between two checks of a state that signals no change, and after
 
 
 class NodeRecord:
-    """The record of this node in the bucket. `identity` is its own, `mountpoint` is for people."""
+    """Publishes the record of this node in the bucket. `mountpoint`: only for human readers."""
 
     def __init__(self, dirty: Dirty, remote: Remote, identity: str, mountpoint: str) -> None:
         self.dirty = dirty
@@ -101,7 +104,7 @@ class NodeRecord:
                 await changed.wait()
 
     async def look(self) -> None:
-        """Publish the record if it has changed, or a day has passed. Raises CatalogError."""
+        """Publish the record if it has changed, or after REFRESH seconds. Raises CatalogError."""
         has = self._wanted()
         due = trio.current_time() >= self._at + REFRESH
         if (has == self.published and not due) or self.bucket.health.down or not self.bucket.terms:
@@ -125,7 +128,7 @@ class NodeRecord:
         self.published, self._at, self._logged = written.has, began, ""
 
     def _wanted(self) -> frozenset[Space]:
-        """The namespaces that exist, and former ones whose keys may still be in use."""
+        """The namespaces for the record: present ones, and former ones with keys in use."""
         namespaces, dirty = self.dirty.namespaces, self.dirty
         has = spaces(namespaces)
         went = (self.published or frozenset()) - has
@@ -145,12 +148,12 @@ class NodeRecord:
         }
 
 
-STEP = 128  # marks between two turns of the loop
+STEP = 128  # marks that are read at a time, before other tasks run
 STEPS = 100  # in one answer
 
 
 def spaces(namespaces: Namespaces) -> frozenset[Space]:
-    """The namespaces with their versions, without the mount's own."""
+    """All namespaces with their versions, except the namespace of the mount's root."""
     return frozenset(
         Space(name.encode("utf-8", "surrogateescape"), one.settings.version)
         for one in namespaces
@@ -161,9 +164,9 @@ def spaces(namespaces: Namespaces) -> frozenset[Space]:
 def strays_after(
     catalog: Catalog, bucket_keys: Keys, has: frozenset[Space], after: int
 ) -> tuple[list[str], int]:
-    """Find strays among the STEP marks after an inode. Returns their keys, and where to go on.
+    """Find strays among the STEP marks after an inode. Returns their keys, and the last inode.
 
-    The second value is 0 when all marks are done. A mark that makes no sense is for fsck.
+    The last inode is 0 when all marks are done. Damaged marks are skipped: fsck finds them.
     """
     marks = catalog.marks(keys.STORED, after=after, limit=STEP)
     found = []
@@ -181,7 +184,7 @@ def strays_after(
 async def describe(
     namespaces: Namespaces, bucket: Bucket, identity: str, notes: str, after: int
 ) -> dict[str, Any]:
-    """The answer to `kvfs gc`, with some of the strays: those after inode `after`."""
+    """The answer to `kvfs gc`, with some of the strays: the first ones after inode `after`."""
     has = spaces(namespaces)
     found: list[str] = []
     for _ in range(STEPS):

@@ -28,7 +28,7 @@ from kvfs.movement.movers import (
     Repacked,
     SourceChangedError,
 )
-from kvfs.movement.packing import Packing
+from kvfs.movement.packing import PackingResult
 from kvfs.tiers import Bucket, NvmeTier, Tier
 
 log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class TierTransfers:
             await trio.sleep(PERIOD)
 
     def count_packing(
-        self, inode: Inode, tier: NvmeTier | Bucket, packing: Packing, size: int
+        self, inode: Inode, tier: NvmeTier | Bucket, packing: PackingResult, size: int
     ) -> None:
         """Count a compression in the counters of `tier`. size: bytes of a smaller result."""
         counters = tier.counters

@@ -1,10 +1,11 @@
-"""The order of downloads from the bucket: fetches that opens wait for come before others.
+"""The order of downloads from the bucket: the fetches of waiting opens begin before others.
 
-Contract: the fetches under way have `most` bytes and `slots` places together; a larger fetch counts
-as `most` bytes. No fetch ahead begins while an open waits. All fetches ahead together have half of
-the bytes and of the slots. So an open finds the other half free, except for the bytes of other
-opens. Within a class, the first fetch to ask begins first. `hurry` makes a fetch ahead one for an
-open, even if it is under way. Synchronous. Not for the fetch itself.
+Contract: at most `slots` fetches are under way, with `most` bytes together. A larger fetch counts
+as `most` bytes. Fetches ahead are those for which no open waits. None of them begins while a fetch
+of an open waits for its turn. They have at most half of the bytes and of the slots, so that opens
+always have the other half. Fetches of opens begin in the order of `ask`, and so do fetches ahead.
+`hurry` makes a fetch ahead urgent: it then counts as the fetch of an open, even if it is under way.
+Synchronous. Not for the fetch itself.
 """
 
 from collections import deque
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-AHEAD = 2  # fetches ahead have one part of this many
+AHEAD = 2  # fetches ahead have at most 1/AHEAD of the bytes and slots
 
 
 @dataclass(eq=False, slots=True)
@@ -22,11 +23,14 @@ class FetchTurn:
     cost: int
     urgent: bool
     come: trio.Event = field(default_factory=trio.Event)
-    counted: int = 0  # bytes, once it has come
+    counted: int = 0  # the bytes that it takes of the budget, after `come`
 
 
 class Budget:
-    """`bytes` and `count` are those of all fetches; `ahead_...` those of the fetches ahead."""
+    """Bounds the fetches under way.
+
+    `bytes`, `count`: of all fetches under way. `ahead_bytes`, `ahead_count`: of those ahead.
+    """
 
     def __init__(self, most: int, slots: int) -> None:
         self.most = most
@@ -41,7 +45,7 @@ class Budget:
         return len(self._opens) + len(self._ahead)
 
     def ask(self, turn: FetchTurn) -> None:
-        """Ask for a turn; `turn.come` is set when it begins. Call `leave` in any case."""
+        """Ask for a turn; `turn.come` is set when it begins. The caller must call `leave` later."""
         self._queue(turn).append(turn)
         self._admit()
 
@@ -51,24 +55,24 @@ class Budget:
             self.bytes -= turn.counted
             self.count -= 1
             if not turn.urgent:
-                self._less_ahead(turn)
+                self._uncount_ahead(turn)
         else:
             self._queue(turn).remove(turn)
         self._admit()
 
     def hurry(self, turn: FetchTurn) -> None:
-        """Make a turn urgent: an open has come to wait for its fetch."""
+        """Make a turn urgent: from now on an open waits for its fetch."""
         if turn.urgent:
             return
         if turn.come.is_set():
-            self._less_ahead(turn)
+            self._uncount_ahead(turn)
         else:
             self._ahead.remove(turn)
             self._opens.append(turn)
         turn.urgent = True
         self._admit()
 
-    def _less_ahead(self, turn: FetchTurn) -> None:
+    def _uncount_ahead(self, turn: FetchTurn) -> None:
         self.ahead_bytes -= turn.counted
         self.ahead_count -= 1
 

@@ -1,19 +1,19 @@
 """Downloads one object from the bucket into a tier, and decides what each failure means.
 
 Contract: `run` ends with a copy entered whose digest was compared, or raises the reason. If another
-node has unlinked or replaced the object, the kernel looks its name up again, once. Some stores
-report an object at a key, and then do not give it. They would do so at each lookup. So such a key
-is a miss from the second failure on. If the store gives wrong bytes, the object is a miss and loses
-its name here. The bucket keeps the object, since something in between may have damaged the bytes.
-Any other failure fails only the callers that wait. An object that is fetched for a
-`PrefetchRequest` takes no room from recently used objects. Its download ends when no request wants
-it any more.
+node has unlinked or replaced the object, the kernel looks its name up again, once. Some stores list
+an object at a key, and do not give its bytes, at each lookup anew. So such a key is a miss from the
+second failure on. If the store gives wrong bytes, the object is a miss and loses its name here. The
+bucket keeps the object, since the way to this node may have damaged the bytes. Any other failure
+fails only the callers that wait. An object that is fetched for a `PrefetchRequest` takes no room
+from recently used objects. Its download ends when no request wants it any more.
 
 Invariants across awaits: during its download the object is in `jobs`, its room is reserved, and no
-earlier file of its name waits to be unlinked. The step that enters the copy checks that the object
-still has the version that was asked for; if not, it throws the file away. While the object is read
-as it comes, its key is in `reading`, and must not be deleted. Not for the callers, their patience
-and their turns (`hydration`). Not for the order of the chunks (`streaming`).
+earlier file of its name waits to be unlinked. The step that records the copy checks that the object
+still has the version of the request. If not, it removes the file. While programs read the object
+during its download, its key is in `reading`: kvfs must not delete that key. Not for the callers,
+the time that they wait, and their turns (`hydration`). Not for the order of the chunks
+(`streaming`).
 """
 
 import logging
@@ -36,7 +36,7 @@ from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.core.shared_work import SharedWork
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement import downloading
-from kvfs.movement.downloading import Wanted
+from kvfs.movement.downloading import DownloadJob
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.chunks import LEAST
@@ -51,10 +51,12 @@ from kvfs.tiers import Reservation, Tier
 
 log = logging.getLogger(__name__)
 
-FOR_GOOD = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, DamagedError)
-OTHERS = (NoObjectError, ObjectChangedError)  # as after an unlink or a rewrite by another node
-# s, in addition to the wait of an open. Within this time after a fetch that found another object,
-# or none, the kernel looks the name up again and the next fetch begins.
+# After these failures the object is a miss. After others it stays in the bucket.
+FINAL_ERRORS = (NoObjectError, ObjectChangedError, WrongBytesError, MetadataError, DamagedError)
+# As after an unlink or a rewrite by another node.
+CHANGED_BY_OTHERS = (NoObjectError, ObjectChangedError)
+# s, in addition to the wait of an open. If two fetches of a key within this time find another
+# object or none, the store does not give the object that it lists.
 LOOK_AGAIN = 10.0
 
 
@@ -62,27 +64,27 @@ class PrefetchRequest(Protocol):
     """A request for objects that no program has opened yet."""
 
     def wanted(self, inode: Inode) -> bool:
-        """Whether the object is still wanted; asked before anything is done for it."""
+        """Whether the request still wants the object. Called before the fetch does anything."""
 
     def admit(self, inode: Inode, tier: Tier, cost: int) -> bool:
-        """Take bytes of a tier for the object, until `ended`. False if they are too many."""
+        """Count `cost` bytes of a tier for the object, until `ended`. False: too many bytes."""
 
     def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:
         """The object is here, or `problem` says why not.
 
-        joined: an open has come to wait for it meanwhile.
+        joined: an open has joined the fetch meanwhile.
         """
 
 
 class UnwantedError(NotFoundError):
-    """The object is not fetched ahead: no request wants it any more, or it has no room."""
+    """The object is not fetched ahead: no request wants it any more, or no tier has room."""
 
 
 class Fetch(SharedWork):
-    """A fetch under way, of an object as it was when it was asked for.
+    """A fetch under way. `inode` is a copy of the object's record at the request.
 
-    streamed: programs read the object while it comes. Then it mostly has a stream when it is
-    `ready`.
+    streamed: programs may read the object during its download. ready: the object can be read, or
+    the fetch has ended. `stream` may be None even then.
     """
 
     def __init__(
@@ -102,14 +104,14 @@ class Fetch(SharedWork):
         self.streamed = streamed
         self.stream: Stream | None = None
 
-    def begin(self, stream: Stream) -> None:
-        """The object can be read from now on."""
+    def begin_stream(self, stream: Stream) -> None:
+        """Note that programs can read the object from now on."""
         stream.join()
         self.stream = stream
         self.ready.set()
 
     def end(self) -> None:
-        """Tell all callers that wait, and then the request."""
+        """Tell all waiting callers of the end, and then the request."""
         if self.stream is not None:
             self.stream.end(self.problem)
             self.stream.leave()
@@ -119,7 +121,7 @@ class Fetch(SharedWork):
             self.request.ended(self.inode, self.problem, joined=self.turn.urgent)
 
 
-class Downloads:
+class Downloader:
     """Downloads objects. `jobs` are inodes that movers work on."""
 
     def __init__(
@@ -130,25 +132,25 @@ class Downloads:
         jobs: set[int],
         matched: Callable[[int], None],
     ) -> None:
-        """matched: told of each inode whose known version the bucket has."""
+        """matched: called with each inode whose known version the bucket has."""
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
         self.backpressure = Backpressure(self.ledger.dirty)
         self.remote = remote
         self.bucket = remote.bucket
-        self.reading: Counter[str] = Counter()  # keys of objects that are read while they come
+        self.reading: Counter[str] = Counter()  # keys of objects that programs read from the bucket
         self._matched = matched
         self._jobs = jobs
         self._logged = ""  # the kind of the last failure that was logged, until a fetch succeeds
         self._spoiled: set[tuple[int, int]] = set()  # (inode, version): their streams failed
-        self._belied: LastSeen[str] = LastSeen()  # keys whose object the store did not give
+        self._not_given: LastSeen[str] = LastSeen()  # keys whose object the store did not give
 
     def stored(self, ino: int) -> Stored | None:
         """Where the object is in the bucket.
 
-        After an unlink, an object whose header was read is still there: then the place comes from
-        the header.
+        After an unlink, a header that a program took keeps the object in the bucket. Then the
+        header knows the place.
         """
         held = self.ledger.table.open.get(ino)
         header = None if held is None else held.header
@@ -161,7 +163,7 @@ class Downloads:
         return cost if stored is None or stored.codec == "none" else cost * 2
 
     def may_stream(self, inode: Inode) -> bool:
-        """Whether programs can read the object while it comes."""
+        """Whether programs can read the object during its download."""
         stored = self.stored(inode.ino)
         return (
             0 < self.bucket.stream <= inode.size
@@ -177,7 +179,7 @@ class Downloads:
         try:
             await self._fetch(inode, running)
             self._logged = ""
-        except FOR_GOOD as error:
+        except FINAL_ERRORS as error:
             if running.stream is not None:  # next time its opens fail, not its reads
                 self._spoiled.add((inode.ino, inode.version))
             raise self._give_up(inode, error, urgent=running.turn.urgent) from None
@@ -211,7 +213,7 @@ class Downloads:
         self._jobs.add(ino)
         try:
             with await self._find_room(inode, running) as room:
-                stored = self.stored(ino)  # a job may have given it another name
+                stored = self.stored(ino)  # a job may have given the object another key
                 if stored is None:
                     place = self.bucket.place
                     raise NoObjectError(f"nothing says where it is in {place}")
@@ -233,12 +235,12 @@ class Downloads:
 
     async def _bring(self, inode: Inode, stored: Stored, tier: Tier, running: Fetch) -> Moved:
         path = tier.path(inode.ino, inode.version)
-        wanted = Wanted(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
+        wanted = DownloadJob(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         if running.streamed:
             self.reading[stored.key] += 1
             try:
                 return await streaming.bring(
-                    *(self.remote, inode, self._named(inode), wanted, tier, running.begin)
+                    *(self.remote, inode, self._named(inode), wanted, tier, running.begin_stream)
                 )
             finally:
                 self.reading -= Counter({stored.key: 1})
@@ -267,17 +269,17 @@ class Downloads:
             self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
 
     def _fit(self, ino: int, version: int) -> Inode | None:
-        """As `TierTransfers.still_current`; a reader of an unlinked object reads it to the end."""
+        """As `TierTransfers.still_current`, but also an unlinked object that a program reads."""
         held = self.ledger.table.open.get(ino)
         if held is not None and held.coming and held.inode.version == version:
             return None if held.writers or held.lost else held.inode
         return self.transfers.still_current(ino, version)
 
     def _give_up(self, inode: Inode, error: KvfsError, *, urgent: bool) -> KvfsError:
-        """The bucket cannot give the object: make it a miss, now and later.
+        """Make an object that the bucket cannot give a miss, now and later.
 
-        Does nothing if the object has changed meanwhile. Returns the error for the callers that
-        wait. urgent: an open waits.
+        Does nothing if the object has changed meanwhile. Returns the error for the waiting callers.
+        urgent: an open waits.
         """
         current, stored = (
             self.transfers.still_current(inode.ino, inode.version),
@@ -286,10 +288,10 @@ class Downloads:
         if current is None:
             return StaleError(f"{self._named(inode)} has changed while it was fetched: {error}")
         ledger, place, named = self.ledger, self.bucket.place, str(self._named(inode))
-        followed = self.bucket.shared and isinstance(error, OTHERS)
-        if followed:
+        by_others = self.bucket.shared and isinstance(error, CHANGED_BY_OTHERS)
+        if by_others:
             log.info("%s: another node has unlinked or replaced it: %s", named, error)
-        elif isinstance(error, OTHERS):
+        elif isinstance(error, CHANGED_BY_OTHERS):
             log.error("%s is lost, %s: %s", named, place, error)
         else:
             log.error(
@@ -300,16 +302,16 @@ class Downloads:
                 self.bucket.gave_wrong_bytes(there.key, there.etag)
         if ledger.tiers.holders(current) or inode.ino in ledger.table.open:
             return error
-        belied = False
-        if followed and stored is not None:  # a second time within a short while?
-            belied = self._belied.age(stored.key) < self.bucket.wait + LOOK_AGAIN
-            self._belied.note(stored.key)
-        if belied and not urgent:
-            return error  # the next open learns this
+        not_given = False
+        if by_others and stored is not None:  # a second time within a short while?
+            not_given = self._not_given.age(stored.key) < self.bucket.wait + LOOK_AGAIN
+            self._not_given.note(stored.key)
+        if not_given and not urgent:
+            return error  # the next open finds the same, and acts on it
         try:
-            if followed:
+            if by_others:
                 ledger.removals.let_go(current)
-                if belied:  # the kernel would pass a second ESTALE to the program
+                if not_given:  # the kernel would pass a second ESTALE to the program
                     return error
                 return StaleError(f"{named}: another node has unlinked or replaced it")
             ledger.removals.drop(current, "lost", stored=False)
@@ -320,7 +322,7 @@ class Downloads:
     # Room
 
     async def _find_room(self, inode: Inode, running: Fetch) -> Reservation:
-        """Reserve room. An open waits for uploads to make room, as writers do, and no longer."""
+        """Reserve room. If no tier has room, an open waits for uploads, within its own wait."""
         while True:
             deadline = running.began + self.bucket.wait
             try:
@@ -331,7 +333,7 @@ class Downloads:
             await self.backpressure.upload(deadline)
 
     def _reserve(self, inode: Inode, running: Fetch) -> Reservation:
-        """Set room aside in the fastest tier that has it. Raises NoSpaceError, UnwantedError."""
+        """Reserve room in the fastest tier that has room. Raises NoSpaceError, UnwantedError."""
         ledger, cost = self.ledger, running.turn.cost
         request = None if running.turn.urgent else running.request
         if request is not None:

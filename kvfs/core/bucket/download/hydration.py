@@ -1,19 +1,20 @@
 """Hydration: downloads objects that only the bucket has, when programs open them.
 
-Contract: `fetch` returns when the object has a copy here. If a stream is enough for the caller, it
-returns as soon as the object can be read while it comes. `header` returns the first bytes, if
-something beside the object proves them. A caller that has waited too long has a miss, and the work
-goes on. A store that is down is not asked, and one that fails is a miss. `ahead` fetches an object
-for which no open waits, as long as a `PrefetchRequest` wants it. An open that comes takes over the
-fetch.
+Contract: `fetch` returns when the object has a copy here. If a stream is enough for the caller,
+`fetch` returns as soon as programs can read the object during its download. `header` returns the
+first bytes, if something beside the object proves them. A caller that has waited too long gets a
+miss, and the download goes on. kvfs sends no request to a store that is down. If a store fails, the
+caller gets a miss. `ahead` fetches an object for which no open waits, as long as a
+`PrefetchRequest` wants it. An open that comes meanwhile joins the fetch, and the fetch becomes
+urgent.
 
 Invariants across awaits: an object has one fetch at a time, for all callers that wait, even if all
 of them leave. The fetch is among the running ones from the first request until all callers, and
 then its `PrefetchRequest`, were told of its end. All fetches together have a bound on bytes
-(`budget`). A header that was taken keeps its key from being deleted until the header is left. It
-takes no room of a tier. Not for the choice of a local copy (`core/objects/copies.py`). Not for the
-choice of objects to fetch ahead, nor for scans (`core/objects/scans.py`). Not for the download
-itself, nor for the meaning of its failures (`download`).
+(`budget`). While a handle uses a header, kvfs must not delete the key of the object. A header takes
+no room of a tier. Not for the choice of a local copy (`core/objects/copies.py`). Not for the choice
+of objects to fetch ahead, nor for scans (`core/objects/scans.py`). Not for the download itself, nor
+for the meaning of its failures (`download`).
 """
 
 import logging
@@ -26,7 +27,7 @@ import trio
 
 from kvfs.catalog import Inode, Named
 from kvfs.core.bucket.download.budget import Budget
-from kvfs.core.bucket.download.download import FOR_GOOD, Downloads, Fetch, PrefetchRequest
+from kvfs.core.bucket.download.download import FINAL_ERRORS, Downloader, Fetch, PrefetchRequest
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
 from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.capacity.room import Room
@@ -41,13 +42,13 @@ from kvfs.s3.header import LEAST, SIZE
 
 log = logging.getLogger(__name__)
 
-# Headers that handles are served from at a time, 4 KiB each. A program that keeps more files open
-# than this does not look through them one after the other.
+# Headers in use at the same time, 4 KiB each. A program that looks through many files opens and
+# closes one after the other. So a program with more open files gets no headers.
 HEADERS_MOST = 4096
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 
 
-class Asked(SharedWork):
+class HeaderRequest(SharedWork):
     """A request for a header. `data`: b"" if nothing proves it."""
 
     def __init__(self) -> None:
@@ -58,8 +59,8 @@ class Asked(SharedWork):
 class Hydration:
     """Brings objects from the bucket for opens.
 
-    `jobs` are inodes that movers work on. `opening(inode)` is told of opens before they wait.
-    `headers` counts those that were taken and not left.
+    `jobs` are inodes that movers work on. Hydration calls `opening(inode)` for each open before the
+    open waits. `headers` is the number of headers in use.
     """
 
     def __init__(
@@ -73,23 +74,24 @@ class Hydration:
         self.ledger = transfers.ledger
         self.bucket = remote.bucket
         self._remote = remote
-        self.downloads = Downloads(transfers, room, remote, jobs, bucket_lookup.matched)
+        self.downloader = Downloader(transfers, room, remote, jobs, bucket_lookup.matched)
         self.headers = 0
         self._running: WorkByKey[int, Fetch] = WorkByKey(self._defect)
-        self._asked: WorkByKey[tuple[int, int], Asked] = WorkByKey(  # inode, version
+        # The keys are inode and version.
+        self._header_requests: WorkByKey[tuple[int, int], HeaderRequest] = WorkByKey(
             lambda key, error: self._defect(key[0], error)
         )
         self.opening: Callable[[Inode], None] = lambda _inode: None
         self.fetch_metadata = bucket_lookup.fetch_metadata
-        self.budget = Budget(IN_FLIGHT, remote.downloads)
+        self.budget = Budget(IN_FLIGHT, remote.most_downloads)
 
     @property
     def streaming(self) -> int:
-        """The number of objects that programs can read while they come."""
+        """The number of objects that programs can read during their download."""
         return sum(one.stream is not None for one in self._running)
 
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
-        """Fetch the object, or join its fetch. Returns None if it has a copy here, else its stream.
+        """Fetch the object, or join its fetch. Returns None if a copy is here now, else the stream.
 
         whole: the caller needs a copy; otherwise a stream is enough. Raises NotFoundError;
         StaleError if the object changed. The caller holds the inode's lock.
@@ -103,9 +105,9 @@ class Hydration:
             raise NotFoundError(f"{self._named(ino)}: {bucket.place} has not said yet what it is")
         running = self._running.get(ino)
         if running is None:
-            running = self._begin(inode, streamed=not whole and self.downloads.may_stream(inode))
+            running = self._begin(inode, streamed=not whole and self.downloader.may_stream(inode))
         elif not running.turn.urgent:
-            running.began = trio.current_time()  # from now on the open's patience counts
+            running.began = trio.current_time()  # the wait of the open begins now
             self.budget.hurry(running.turn)
         self.opening(inode)
         since = running.began if running.stream is None else trio.current_time()
@@ -122,39 +124,39 @@ class Hydration:
         """
         if self.bucket.health.down or self.bucket.terms is None or is_stub(inode):
             return None
-        stored = self.downloads.stored(inode.ino)
+        stored = self.downloader.stored(inode.ino)
         if self._running.get(inode.ino) is not None or stored is None or stored.codec != "none":
             return None
         if inode.size <= LEAST or self.headers >= HEADERS_MOST:
             return None
         key = (inode.ino, inode.version)
-        if (asked := self._asked.get(key)) is None:
-            asked = Asked()
-            self._asked.begin(key, asked, partial(self._ask, inode.copy(), asked))
+        if (asked := self._header_requests.get(key)) is None:
+            asked = HeaderRequest()
+            self._header_requests.begin(key, asked, partial(self._ask, inode.copy(), asked))
         await self._wait(inode.ino, asked.ended, trio.current_time())
         asked.expect_done(self._named(inode.ino))
-        now = self.downloads.stored(inode.ino)  # it may have got another name
+        now = self.downloader.stored(inode.ino)  # the object may have another key now
         if not asked.data or now is None:
             return None
 
         def leave() -> None:
             self.headers -= 1
-            self.downloads.reading -= Counter({now.key: 1})
+            self.downloader.reading -= Counter({now.key: 1})
 
         self.headers += 1
-        self.downloads.reading[now.key] += 1
+        self.downloader.reading[now.key] += 1
         self.bucket.counters["headers"] += 1
         return Header(asked.data, now, leave)
 
-    async def _ask(self, inode: Inode, asked: Asked) -> None:
-        """Ask for the header, and log a failure before it is raised."""
-        stored = self.downloads.stored(inode.ino)
+    async def _ask(self, inode: Inode, asked: HeaderRequest) -> None:
+        """Ask the bucket for the header. Logs each failure, and raises some."""
+        stored = self.downloader.stored(inode.ino)
         if stored is None:
             return
         try:
             wanted = (stored, inode.size, inode.digest)
             asked.data = await self._remote.call("down", SIZE, (), looking.peek, *wanted)
-        except FOR_GOOD as error:
+        except FINAL_ERRORS as error:
             log.info("%s is to come as a whole: %s", self._named(inode.ino), error)
         except (KvfsError, OSError) as error:
             if isinstance(error, TierError):  # of which StoreErrors are some
@@ -164,7 +166,7 @@ class Hydration:
             raise
 
     async def _wait(self, ino: int, enough: trio.Event, since: float) -> None:
-        """Wait as long as an open may. Raises NotFoundError."""
+        """Wait for an event, at most as long as an open may wait. Raises NotFoundError."""
         bucket = self.bucket
         await wait_while_up(enough, since + bucket.wait, bucket.health)
         if not enough.is_set() and bucket.health.down:
@@ -175,7 +177,7 @@ class Hydration:
             raise NotFoundError(f"{self._named(ino)} is not here within {bucket.wait:.0f} s")
 
     def ahead(self, inode: Inode, request: PrefetchRequest) -> bool:
-        """Fetch an object for a request. False if a fetch is under way or impossible."""
+        """Begin to fetch an object for a request. False if a fetch is under way or impossible."""
         if self.bucket.health.down or self.bucket.terms is None or is_stub(inode):
             return False
         if self._running.get(inode.ino) is not None:
@@ -192,12 +194,12 @@ class Hydration:
     def stop(self) -> None:
         """Stop all fetches after an unmount."""
         self._running.stop()
-        self._asked.stop()
+        self._header_requests.stop()
 
     def _begin(
         self, inode: Inode, request: PrefetchRequest | None = None, *, streamed: bool = False
     ) -> Fetch:
-        cost = self.downloads.cost(inode)
+        cost = self.downloader.cost(inode)
         running = Fetch(inode.copy(), cost, request, streamed=streamed)
         self.budget.ask(running.turn)
         return self._running.begin(inode.ino, running, partial(self._run, running))
@@ -205,7 +207,7 @@ class Hydration:
     async def _run(self, running: Fetch) -> None:
         began = time.perf_counter()
         try:
-            await self.downloads.run(running)
+            await self.downloader.run(running)
         finally:
             self.budget.leave(running.turn)
         spent = time.perf_counter() - began

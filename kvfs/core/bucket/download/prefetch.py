@@ -1,20 +1,21 @@
 """Prefetch: brings the next blocks of a prefix from the bucket before programs open them.
 
-Contract: the caller tells `opened` of every open for reading, before it waits for bytes. Two blocks
-that are opened one after the other in a known order start a run. The blocks after them are fetched
-ahead: AT_FIRST, then up to AT_MOST of them as long as the run goes on. All files of a block belong
-together. When its turn comes, a useless block is not fetched: it is gone or here, or its run has
-ended or turned elsewhere. A block that is fetched and not opened within UNUSED seconds was wasted.
-Unused blocks and those on their way have an eighth of each tier together.
+Contract: the caller calls `opened` for every open for reading, before the open waits for bytes. If
+a program opens two blocks one after the other in a known order, a run begins. kvfs fetches the next
+blocks ahead: AT_FIRST blocks, then up to AT_MOST as long as the run goes on. All files of a block
+belong together. kvfs skips a block that is useless when its turn comes: the block is gone or here,
+or its run has ended or continued with other blocks. If no program opens a fetched block within
+UNUSED seconds, the block counts as wasted. Unopened blocks and blocks on their way have at most an
+eighth of each tier together.
 
-If names, or a guess, say which block follows which, the order is that of prompts; of several
-successors the newest is taken. Otherwise the order is that in which the blocks were made, within a
-model (without one, a directory). Connectors store the blocks of a prompt one after the other, and a
-reader asks for them in the same order. The conversation trace of Mooncake has 89,022 steps: the
-newest successor is right in 99.98 %, the order of making in 94.6 %. The synthetic trace has 74,423:
-both are right in 99.8 % (scripts/bench/successors.py). A third rule takes the block that a reader
-opened next the last time. It is right as often, but it knows a successor in 53 % and 77 % only, so
-kvfs does not keep that order. Not for fetching (`hydration`), nor for the order of fetches
+Two orders are known. If kvfs knows or guesses which block follows which in a prompt, it takes that
+order, and the newest of several successors. Otherwise it takes the order in which the blocks were
+made, within a model (without one, a directory). Connectors store the blocks of a prompt one after
+the other, and a reader asks for them in the same order. The conversation trace of Mooncake has
+89,022 steps: the newest successor is right in 99.98 %, the order of making in 94.6 %. The synthetic
+trace has 74,423: both are right in 99.8 % (scripts/bench/successors.py). A third order would be
+that of the last read. It is right as often, but has a successor for only 53 % and 77 % of the
+steps. So kvfs does not use it. Not for fetching (`hydration`), nor for the order of fetches
 (`budget`).
 """
 
@@ -33,15 +34,15 @@ from kvfs.tiers import Tier
 log = logging.getLogger(__name__)
 
 # An open takes about as long as four fetches side by side. A reader with several threads asks for
-# twice that at once. Beyond 16 a wrong guess costs more than a right one wins.
+# twice that at once. Beyond 16 a wrong guess costs more time than a right one saves.
 AT_FIRST, AT_MOST = 4, 16  # blocks
 SLACK = 8  # blocks that a reader with several threads may be behind in the order
 NEAR = 128  # inodes that are read to find what was made next, about 0.5 ms
-CLOSE = 512  # inode numbers; names and directories are numbered by the same counter
+CLOSE = 512  # inode numbers, some of them of names and directories
 RUNS = 32  # prefixes that are followed at a time
 IDLE = 10.0  # s after its last block that a run is followed; an engine reads a prefix in one go
-UNUSED = 60.0  # s; a reader that has not opened the block by then was not on the way to it
-SHARE = 8  # unopened blocks may take one part of this many of a tier
+UNUSED = 60.0  # s; a reader on its way to the block would have opened it by then
+SHARE = 8  # unopened blocks may take 1/SHARE of a tier
 QUEUE_MOST = 256  # fetches that wait for their turn; more would come too late
 
 Id = tuple[int, int]  # of a block: namespace and key
@@ -49,21 +50,21 @@ Id = tuple[int, int]  # of a block: namespace and key
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """Blocks that are opened one after the other: the last one, and the blocks after it."""
+    """A run: the block that was opened last, and the blocks that are expected after it."""
 
     last: Inode
-    moved: float
+    moved: float  # the time of the last step
     blocks: int = 1
     ahead: int = 0  # blocks that are to be on their way
     expected: dict[Id, int] = field(default_factory=dict)  # unopened blocks: numbers
     tail: Inode | None = None  # the last file of the last expected block
-    given: int = 0  # numbers of blocks that were expected
-    reached: int = 0  # the greatest number of one that was opened
+    given: int = 0  # the last number that an expected block has got
+    reached: int = 0  # the greatest number of a block that was opened
 
 
 @dataclass(slots=True)
 class _Taken:
-    """Room of an object that was fetched ahead, or is on its way, and was not opened yet."""
+    """The room of an unopened object that was fetched ahead, or is on its way."""
 
     tier: Tier
     cost: int
@@ -87,7 +88,7 @@ class Prefetch:
     # Opens
 
     def opening(self, inode: Inode) -> None:
-        """Note an open that waits for its fetch; `opened` is called again after it."""
+        """Note an open before it waits for its fetch. Its later call of `opened` counts no more."""
         self.opened(inode)
         self._early[inode.ino] = None
         if len(self._early) > QUEUE_MOST:
@@ -123,7 +124,7 @@ class Prefetch:
             self._step(run, inode)
 
     def _followed(self, inode: Inode) -> _Run | None:
-        """The run that this open continues off the expected order, or is already part of."""
+        """The run of an inode that no run expects: a file of its last block, or another branch."""
         for run in reversed(self._runs):
             last = run.last
             if last.namespace != inode.namespace:
@@ -137,7 +138,7 @@ class Prefetch:
         return None
 
     def _step(self, run: _Run, inode: Inode) -> None:
-        """The next block of a run is opened."""
+        """Continue a run with the block that a program opens now."""
         run.blocks += 1
         run.moved = trio.current_time()
         self._runs.remove(run)
@@ -223,9 +224,9 @@ class Prefetch:
         return number
 
     def _expect_nothing(self, run: _Run) -> None:
-        """Give up the expected blocks. The next step finds blocks anew from the last one.
+        """Give up the expected blocks. The next step finds blocks anew after the last one.
 
-        A fetch that has not begun is not made.
+        Fetches of them that have not begun are given up.
         """
         for block in list(run.expected):
             self._forget(run, block)

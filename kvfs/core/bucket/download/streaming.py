@@ -1,9 +1,10 @@
 """Streaming: programs read an object while a mover downloads it.
 
-Contract: `bring` runs one such job. It calls `began` when the object can be read, before the rest
-has come. If the chunks have no digests, it never calls `began`, and the object comes as a whole. If
-a mover dies, the download and the stream begin anew in another file. The daemon passes on no bytes.
-Not for room, turns and the meaning of a failure (`hydration`).
+Contract: `bring` runs one such download. It calls `began` when programs can read the object, before
+all chunks are here. If the chunks have no digests, it never calls `began`, and programs wait for
+the end of the download. If a mover dies, the download and the stream begin anew in another file. No
+byte of the object passes through the daemon. Not for room, turns and the meaning of a failure
+(`hydration`).
 """
 
 import logging
@@ -17,7 +18,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import TierError
-from kvfs.movement.downloading import Ends, Say, Wanted, Word, hear, path_of, tell
+from kvfs.movement.downloading import DownloadJob, Ends, Word, WordKind, hear, path_of, tell
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Remote
 from kvfs.s3.chunks import chunk_size
@@ -30,40 +31,42 @@ async def bring(
     remote: Remote,
     inode: Inode,
     named: object,
-    wanted: Wanted,
+    wanted: DownloadJob,
     tier: Tier,
     began: Callable[[Stream], None],
 ) -> Moved:
-    """Download the object `named` into a tier; `inode` is its record when the fetch began."""
+    """Download an object into a tier.
+
+    inode: the object's record at the begin of the fetch. named: the name of the object, for logs.
+    """
     stream = Stream(tier, inode.size, chunk_size(inode.size))
-    followed = False  # whether the stream has the file that the mover fills now
-    with (
-        ExitStack() as stack
-    ):  # the mover opens its ends of both pipes by path, so both ends stay open here
-        heard, tell_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        stack.callback(os.close, heard)
-        stack.callback(os.close, tell_end)
-        hear_end, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        stack.callback(os.close, hear_end)
-        stack.callback(os.close, said)
+    followed = False  # whether the stream has the file that the present mover fills
+    # The mover opens its ends of both pipes by path. So the daemon keeps all four ends open.
+    with ExitStack() as stack:
+        from_mover, mover_output = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        stack.callback(os.close, from_mover)
+        stack.callback(os.close, mover_output)
+        mover_input, to_mover = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        stack.callback(os.close, mover_input)
+        stack.callback(os.close, to_mover)
         own = f"/proc/{os.getpid()}/fd"
-        ends = Ends(f"{own}/{tell_end}", f"{own}/{hear_end}")
+        ends = Ends(f"{own}/{mover_output}", f"{own}/{mover_input}")
         asked: set[int] = set()
 
         def want(chunk: int) -> None:
             if chunk not in asked:
                 asked.add(chunk)
                 with suppress(BlockingIOError):  # the pipe is full: enough requests are waiting
-                    tell(said, Word(Say.WANTED, chunk))
+                    tell(to_mover, Word(WordKind.WANTED, chunk))
 
-        async def obey(word: Word) -> None:
+        async def handle(word: Word) -> None:
             nonlocal followed
-            if word.say is Say.BEGUN:
+            if word.kind is WordKind.BEGUN:
                 followed = False
                 opening = partial(os.open, path_of(word), os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     fd = await _io(tier, TierCall("open", opening, os.close))
-                except (OSError, TierError) as error:  # the download has ended, with any result
+                except (OSError, TierError) as error:  # the download has ended, successfully or not
                     log.debug("%s is not read while it comes: %s", named, error)
                     return
                 asked.clear()
@@ -72,14 +75,14 @@ async def bring(
                     began(stream)
                 stream.begin(fd)
                 followed = True
-            elif word.say is Say.HERE and followed:
+            elif word.kind is WordKind.HERE and followed:
                 stream.arrived(word.number)
 
         async def listen() -> None:
             while True:
-                await trio.lowlevel.wait_readable(heard)
-                for word in hear(heard):
-                    await obey(word)
+                await trio.lowlevel.wait_readable(from_mover)
+                for word in hear(from_mover):
+                    await handle(word)
 
         failures: list[Exception] = []
         async with trio.open_nursery() as nursery:
@@ -91,9 +94,9 @@ async def bring(
             nursery.cancel_scope.cancel()
         if failures:
             raise failures[0]
-        if stream.fd >= 0:  # the file of the stream may be another mover's, and incomplete
-            path_now = partial(tier.open, inode.ino, inode.version, writable=False)
-            stream.begin(await _io(tier, TierCall("open", path_now, os.close)))
+        if stream.fd >= 0:  # the stream may have the incomplete file of a mover that died
+            reopening = partial(tier.open, inode.ino, inode.version, writable=False)
+            stream.begin(await _io(tier, TierCall("open", reopening, os.close)))
         return moved
 
 

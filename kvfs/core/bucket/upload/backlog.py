@@ -1,12 +1,12 @@
 """Backlog: marks objects dirty that were sealed before the bucket was to have them.
 
-Contract: `run` looks through the whole catalog once in each of four cases. The mount has `s3=` for
-the first time, or the last mount had none. A namespace begins to use the bucket. The catalog does
+Contract: `run` looks through the whole catalog once in each of four cases: the mount has `s3=` for
+the first time; the last mount had no `s3=`; a namespace begins to use the bucket; the catalog does
 not yet mark conflicts with other nodes. A step is synchronous, one batch, and looks at STEP inodes,
-in the order in which they were made. Only so many objects become dirty that the uploads are busy,
-so that no writer waits for them. An object that no step has reached may be dropped as before. After
-a death the next daemon begins anew: dirty or uploaded objects are passed over. Not for uploading
-(`Uploader`).
+in the order in which they were made. The backlog keeps the uploads busy, and marks no more objects
+than that, so that no writer has to wait. kvfs may still drop an object that no step has reached.
+After a death the next daemon begins anew, and skips objects that are dirty or uploaded already. Not
+for uploading (`Uploader`).
 """
 
 import logging
@@ -19,10 +19,8 @@ from kvfs.core.moves.transfers import TierTransfers
 log = logging.getLogger(__name__)
 
 STEP = 16  # inodes, 0.3 ms
-SHARE = (
-    4  # the backlog adds objects while at most one part of this many of `max_dirty_bytes` is dirty
-)
-PAUSE = 1.0  # s until the next check for room, if no event comes before
+SHARE = 4  # the backlog pauses while more than 1/SHARE of `max_dirty_bytes` is dirty
+PAUSE = 1.0  # s between two checks of the dirty bytes, if no event comes before
 
 
 class Backlog:
@@ -45,7 +43,7 @@ class Backlog:
 
     async def look(self) -> None:
         """Look through the whole catalog."""
-        behind, found = self.dirty.look_back_wanted, 0
+        wanted_again, found = self.dirty.look_back_wanted, 0
         at, end = 0, self.catalog.counter
         while at < end and (inodes := self.catalog.inodes_after(at, STEP)):
             lacking = [inode for inode in inodes if self._lacks(inode.ino)]
@@ -57,7 +55,7 @@ class Backlog:
             at = inodes[-1].ino
             await trio.lowlevel.checkpoint()
             await self._wait_for_room()
-        if not behind.is_set():  # else a namespace began to use the bucket meanwhile
+        if not wanted_again.is_set():  # else a namespace began to use the bucket meanwhile
             with self.catalog.batch() as batch:
                 batch.set_fact(CAUGHT_UP, "1")
                 batch.set_fact(CONTESTED_MARKED, "1")

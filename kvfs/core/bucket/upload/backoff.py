@@ -1,10 +1,10 @@
 """Backoff: delays requests after failures of the store, longer each time, with jitter.
 
-Contract: it covers the requests that no operation waits for: uploads and deletions. While it is not
-`ready`, none of them begins, also because the bucket or NVMe is down. A task that succeeds, or
-finds that the store answers, calls `worked` or `reset`. A failure is counted, told to the bucket's
-health, and logged once. Synchronous. Not for failures of single objects, nor for the health of the
-store (`core/bucket/node.py`).
+Contract: the backoff delays uploads and deletions, for which no operation waits. They begin only
+while the backoff is `ready`: its pause is over, and neither the bucket nor NVMe is down. A task
+calls `worked` when an upload has succeeded, and `reset` when the store answers again. `failed`
+counts a failure, tells the bucket's health of it, and logs each kind of failure once. Synchronous.
+Not for failures of single objects, nor for the health of the store (`core/bucket/node.py`).
 """
 
 import logging
@@ -17,11 +17,11 @@ from kvfs.tiers import Bucket
 
 log = logging.getLogger(__name__)
 
-LONGEST_PAUSE = 20.0  # s without requests after many that failed
+LONGEST_PAUSE = 20.0  # s without requests, after many failures in a row
 
 
 class Backoff:
-    """The delay. `refused`: the last upload failed. `breaker` is that of the local tiers."""
+    """The delay. `refused`: the last upload failed. `breaker` knows whether NVMe is down."""
 
     def __init__(self, bucket: Bucket, breaker: CircuitBreaker) -> None:
         self.bucket = bucket
@@ -39,7 +39,7 @@ class Backoff:
         return trio.current_time() >= self._quiet_until
 
     def failed(self, what: str, error: Exception, of: str = "") -> float:
-        """Note a failure of the store, not of an object. Returns the pause in seconds.
+        """Note a failure of the store (not of one object). Returns the pause in seconds.
 
         Each further failure makes the pause longer.
         """

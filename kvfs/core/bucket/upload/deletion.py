@@ -1,10 +1,11 @@
 """Deletes superseded keys from the bucket, many with one request.
 
-Contract: a key is forgotten after the bucket has deleted it, in one batch. A refused key stays in
-`Superseded.deletes`, and kvfs asks for it again. Across the request its keys are `locked`, so that
-no upload goes there meanwhile. A key that is locked already, or whose object is read while it
-comes, waits. If a key was only attempted, its object is deleted only if that attempt has made it.
-Not for the choice of keys: `core/ledger/superseded.py`.
+Contract: after the bucket has deleted keys, one batch of the catalog forgets them. If the store
+refuses a key, it stays in `Superseded.deletes`, and kvfs tries again. During the request its keys
+are `locked`, so that no upload goes to one of them. A key waits if another request has locked it,
+or if a program reads its object during a download. A key may be known from an upload attempt of
+unknown outcome only. Then kvfs deletes the object only if that attempt has made it. Not for the
+choice of keys: `core/ledger/superseded.py`.
 """
 
 import logging
@@ -24,8 +25,8 @@ from kvfs.s3.store import LIST_LIMIT
 log = logging.getLogger(__name__)
 
 LOOK = 1.0  # s between two checks of a state that signals no change
-BUSY = 0.05  # s until the next try of keys that another request has locked
-GATHERED = 0.1  # s in which keys gather to be deleted by one request
+BUSY_DELAY = 0.05  # s until the next try of keys that another request has locked
+GATHERED = 0.1  # s of waiting, so that one request deletes many keys
 
 
 class Deletion:
@@ -49,7 +50,7 @@ class Deletion:
         self._locked = locked
 
     async def run(self) -> None:
-        """Delete keys, for ever. Begin it when all keys to delete are loaded."""
+        """Delete keys, for ever. The caller has loaded all keys to delete."""
         while True:
             changed = self.dirty.changed
             if not self.superseded.deletes or not self.backoff.ready:
@@ -60,12 +61,12 @@ class Deletion:
             await self.delete_some()
 
     async def delete_some(self) -> None:
-        """Delete as many keys as one request can have."""
+        """Delete some keys with one request, as many as fit."""
         kept = (self._locked, self._reading)
         keys = [key for key in self.superseded.deletes if not any(key in some for some in kept)]
         keys = keys[: LIST_LIMIT // 2]
         if not keys:
-            await trio.sleep(BUSY)
+            await trio.sleep(BUSY_DELAY)
             return
         records = [record for key in keys if (record := self.bucket.keys.record_of(key))]
         self._locked.update(keys)

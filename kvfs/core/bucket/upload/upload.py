@@ -1,12 +1,13 @@
 """Uploads one object to one key, and decides what each answer of the store means.
 
 Contract: a record says that the bucket has its object only after the bucket has it, in one batch
-with all consequences. If the object has changed meanwhile, the uploaded one takes an older
-version's place, or is deleted again. Before the first upload to a key, the upload is noted as an
-attempt. If another node was there first, that node keeps the name in the bucket, and the object
-stays on this node (`contested`). Across the upload the object is in `jobs`, and its key is locked
-or new: the caller ensures both. Everything else may have changed, so the record is looked up again
-after each await. Not for the order of uploads, nor for the choice of the key (`uploader`).
+with all consequences. If the object has changed meanwhile, the record names the uploaded bytes as
+an older version, or kvfs deletes them again. Before the first upload to a key, the upload is noted
+as an attempt. If another node has published the name first, that node keeps it in the bucket. The
+object then stays on this node only (`contested`). The caller keeps the object in `jobs` during the
+upload. It also locks the key, unless the key is new. Anything else may change, so this module looks
+the record up again after each await. Not for the order of uploads, nor for the choice of the key
+(`uploader`).
 """
 
 import logging
@@ -37,8 +38,8 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
-BUSY = 0.05  # s until the next try of an object that a program writes
-AGAIN = 10.0  # s until the next try after a failure of the object
+BUSY_DELAY = 0.05  # s until the next try of an object that a program writes
+FAILURE_DELAY = 10.0  # s until the next try after a failure of the object
 
 
 class Later(NamedTuple):
@@ -47,7 +48,7 @@ class Later(NamedTuple):
     seconds: float
 
 
-class Uploads:
+class UploadSender:
     """Uploads objects. `notes` is the directory for ids of uploads."""
 
     def __init__(
@@ -58,9 +59,9 @@ class Uploads:
         backoff: Backoff,
         *,
         notes: str,
-        complete: Callable[[int], Awaitable[Inode | None]],
+        fetch_metadata: Callable[[int], Awaitable[Inode | None]],
     ) -> None:
-        """complete: fetches the metadata of a stub; None if that is impossible."""
+        """fetch_metadata: fetches the metadata of a stub; None if that is impossible."""
         self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.quota = quota
@@ -70,13 +71,13 @@ class Uploads:
         self.dirty = self.ledger.dirty
         self.superseded = self.dirty.superseded
         self._notes = notes
-        self._complete = complete
+        self._fetch_metadata = fetch_metadata
 
     def target(self, key: str, record: tuple[str, bytes] | None, stored: Stored | None) -> Target:
-        """The target of an upload. A first upload to the key is noted before. CatalogError.
+        """The target of an upload. Notes a first upload to the key. Raises CatalogError.
 
-        The answer of the store may be lost, and the object renamed or unlinked. Without the note,
-        no node would then know of the object in the bucket.
+        Without the note, an object in the bucket could stay unknown to every node: the store's
+        answer is lost, and then a program renames or unlinks the object.
         """
         superseded, token = self.superseded, uuid.uuid4().hex
         ours = superseded.attempts(key)
@@ -91,12 +92,12 @@ class Uploads:
         return Target(key, record, once=True, token=token, ours=ours)
 
     async def send(self, inode: Inode, stored: Stored | None, target: Target) -> Later | None:
-        """Upload, or copy in the bucket. Returns None when the object is done.
+        """Upload the object, or copy it in the bucket. Returns None when the object is done.
 
         Raises StoreError, TierError, OSError, CatalogError.
         """
         if is_stub(inode):  # the new key needs all its metadata
-            return Later(AGAIN if await self._complete(inode.ino) is None else 0.0)
+            return Later(FAILURE_DELAY if await self._fetch_metadata(inode.ino) is None else 0.0)
         holders, named = self.ledger.tiers.holders(inode), self.ledger.catalog.named(inode.ino)
         copied = inode.in_bucket and stored is not None
         source = None if copied else self._source(inode, holders)
@@ -114,44 +115,49 @@ class Uploads:
                 path = source.path(inode.ino, inode.version)
                 about, scratch = self._about(inode), self._scratch(inode)
                 copy = inode.packed if self.ledger.tiers.is_packed_in(inode, source) else None
-                wanted = (path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy)
-                uploaded = await self.remote.call("up", about.size, (), uploading.upload, *wanted)
+                arguments = path, inode.backing_mtime_ns, about, target, self._notes, scratch, copy
+                uploaded = await self.remote.call(
+                    "up", about.size, (), uploading.upload, *arguments
+                )
         except ObjectExistsError as error:
-            if self.ledger.namespaces.unaccounted:  # it may be ours, of a directory that moved
-                return Later(AGAIN)
+            if self.ledger.namespaces.unaccounted:  # perhaps ours, of a directory that moved
+                return Later(FAILURE_DELAY)
             return self._conflict(inode, stored, target.key, error)
         except (NoObjectError, ObjectChangedError) as error:
             if not copied or stored is None:  # another node was faster
                 log.info("%s is to be uploaded once more: %s", named, error)
-                return Later(AGAIN)
+                return Later(FAILURE_DELAY)
             return self._vanished(inode, stored, error)
         except SourceChangedError as error:
             if self.transfers.still_current(inode.ino, inode.version) is not None:
                 raise
             log.debug("%s was written while it went up, and goes up again: %s", named, error)
-            return Later(BUSY)
+            return Later(BUSY_DELAY)
         except WrongBytesError as error:  # damaged on its way, too often
             log.warning("%s is not uploaded yet, kvfs tries again: %s", named, error)
-            return Later(AGAIN)
+            return Later(FAILURE_DELAY)
         except SourceError as error:
             current = self.transfers.still_current(inode.ino, inode.version)
             if current is not None and source and source in self.ledger.tiers.holders(current):
                 log.error("%s is not uploaded, its copy is wrong: %s", named, error)
                 self.transfers.lose_rotten(current, source)
-                return Later(BUSY)
-            return Later(AGAIN)
+                return Later(BUSY_DELAY)
+            return Later(FAILURE_DELAY)
         except FileNotFoundError:
             current = self.transfers.still_current(inode.ino, inode.version)
             if current is not None and source in self.ledger.tiers.holders(current):
                 raise
-            return Later(BUSY)  # it was evicted, and another tier has it
+            return Later(BUSY_DELAY)  # it was evicted, and another tier has it
         failpoints.reach("dispatcher.uploaded")
         self._enter(inode, uploaded, copied=copied)
         self.backoff.worked()
         return None
 
     def _source(self, inode: Inode, holders: list[Tier]) -> Tier | None:
-        """The copy to upload: a packed one that need not be packed again, else the fastest."""
+        """The tier to upload from: one with a packed copy if it need not be packed again.
+
+        Otherwise the fastest.
+        """
         packed = next((one for one in holders if self.ledger.tiers.is_packed_in(inode, one)), None)
         wanted = packed is not None and not packed.health.down
         if wanted and self._scratch(inode) is not None:
@@ -185,7 +191,7 @@ class Uploads:
         )
 
     def _enter(self, inode: Inode, uploaded: Uploaded, *, copied: bool) -> None:
-        """Record that the bucket has the object. Raises CatalogError; then it goes up again."""
+        """Record that the bucket has the object. After a CatalogError kvfs uploads it again."""
         ledger, dirty, key = self.ledger, self.dirty, uploaded.stored.key
         counters = self.bucket.counters
         self.bucket.forget_wrong_bytes(key)
@@ -210,7 +216,8 @@ class Uploads:
     def skip_upload(self, inode: Inode, *, wanted: bool) -> None:
         """End the work on an object that needs no upload.
 
-        An object that the bucket is not to have leaves it, if it has a copy here.
+        wanted: the bucket may keep the object. If not, and this node has a copy, kvfs deletes the
+        object from the bucket.
         """
         ledger = self.ledger
         if wanted or self.dirty.stored(inode.ino) is None or not ledger.tiers.holders(inode):
@@ -222,18 +229,18 @@ class Uploads:
     def _conflict(
         self, inode: Inode, stored: Stored | None, key: str, error: ObjectExistsError
     ) -> Later | None:
-        """Handle a name that another node has published: this version is for this mount only.
+        """Handle a name that another node has published: this version stays on this node only.
 
-        It stays so until the other node's object goes. If the bucket has the object by another
-        name, that key goes. An object without a copy here goes with it: its name then means the
-        other node's object.
+        That lasts until the other node's object goes. If the bucket has this version at another
+        key, kvfs deletes that key. If this node then has no copy, the object goes, and its name
+        means the other node's object.
         """
         ledger, counters = self.ledger, self.bucket.counters
         current = self.transfers.still_current(inode.ino, inode.version)
         if current is not None and not ledger.tiers.holders(current) and self._in_use(current.ino):
-            return Later(AGAIN)
+            return Later(FAILURE_DELAY)
         renamed = current is not None and self.dirty.key(current) not in {key, None}
-        if renamed:  # it goes up by its new name
+        if renamed:  # the next upload uses its new name
             with ledger.catalog.batch() as batch:
                 self.superseded.unmark(key, batch)
             return Later(0.0)
@@ -261,13 +268,13 @@ class Uploads:
     def _vanished(self, inode: Inode, stored: Stored, error: StoreError) -> Later | None:
         """Handle an object that another node unlinked or replaced before a copy in the bucket.
 
-        The copy was to give it another key or other metadata. If the object was renamed here, it is
-        uploaded by its new name, if its bytes are here. Otherwise all its names go, as always when
-        another node unlinks or replaces an object.
+        The copy was to give it another key or other metadata. If this node has renamed the object
+        and has a copy, kvfs uploads it with its new name. Otherwise the object loses all its
+        names here, as always when another node unlinks or replaces an object.
         """
         current = self.transfers.still_current(inode.ino, inode.version)
         if current is None:
-            return Later(BUSY)
+            return Later(BUSY_DELAY)
         log.log(
             logging.INFO if self.bucket.shared else logging.WARNING,
             "%s: the bucket has another object at its key, or none: %s",
@@ -278,6 +285,6 @@ class Uploads:
             self.ledger.records.record_not_in_bucket(current, dirty=True, delete=False)
             return Later(0.0)
         if self._in_use(current.ino):
-            return Later(AGAIN)
+            return Later(FAILURE_DELAY)
         self.ledger.removals.let_go(current)
         return None

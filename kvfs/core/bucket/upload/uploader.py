@@ -1,16 +1,16 @@
 """Uploader: uploads sealed objects in the order in which they are due.
 
 Contract: `Dirty` says which object is due; `Uploader` begins its upload on the movers, several at
-once. With any result, the object is given back to `Dirty`, which forgets it only by the batch that
-settles it. A store that fails gets no request for a while (`Backoff`). Interrupted uploads are
-aborted before the first one.
+once. After any result, `Uploader` gives the object back to `Dirty`. `Dirty` forgets an object only
+with the batch that records the result. A store that fails gets no request for a while (`Backoff`).
+`Uploader` aborts interrupted uploads before its first upload.
 
 Invariants across awaits: an object under work is in `jobs`, so that no other job moves it. A key is
-locked while a request about it is under way, so that there is one at a time. A key that another
-object has yet to leave (`Superseded.claims`) is not written. Objects may wait for each other in a
-circle, for example after an exchange of names. Then one of them first goes to a key aside. Not for
-the time when an object is due (`Dirty`), nor for the meaning of an answer (`upload`), nor for the
-deletion of keys (`deletion`).
+locked while a request about it is under way, so that each key has one request at a time. Nothing is
+written to a key that another object has yet to leave (`Superseded.claims`). Objects may wait for
+each other in a circle, for example after an exchange of names. Then kvfs first copies one of them
+to a temporary key. Not for the time when an object is due (`Dirty`), nor for the meaning of an
+answer (`upload`), nor for the deletion of keys (`deletion`).
 """
 
 import logging
@@ -23,7 +23,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.bucket.upload.backoff import Backoff
 from kvfs.core.bucket.upload.deletion import Deletion
-from kvfs.core.bucket.upload.upload import AGAIN, BUSY, Later, Uploads
+from kvfs.core.bucket.upload.upload import BUSY_DELAY, FAILURE_DELAY, Later, UploadSender
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import TierTransfers
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 SECOND = 10**9
 LOOK = 1.0  # s between two checks of a state that signals no change
-PATIENCE = 60.0  # s without progress that end a drain
+PATIENCE = 60.0  # s without progress after which a drain gives up
 
 
 class Uploader:
@@ -51,10 +51,10 @@ class Uploader:
         jobs: set[int],
         *,
         notes: str,
-        complete: Callable[[int], Awaitable[Inode | None]],
+        fetch_metadata: Callable[[int], Awaitable[Inode | None]],
         reading: Container[str],
     ) -> None:
-        """complete, reading: see `Uploads` and `Deletion`."""
+        """fetch_metadata, reading: see `UploadSender` and `Deletion`."""
         self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.remote = remote
@@ -67,10 +67,12 @@ class Uploader:
         self._swept = False
         self.backoff = backoff = Backoff(remote.bucket, transfers.breaker)
         self.deletion = Deletion(self.dirty, remote, backoff, self._locked, reading)
-        self.uploads = Uploads(transfers, quota, remote, backoff, notes=notes, complete=complete)
+        self.sender = UploadSender(
+            transfers, quota, remote, backoff, notes=notes, fetch_metadata=fetch_metadata
+        )
 
     async def run(self) -> None:
-        """Upload and delete, for ever. Raises CatalogError before anything is begun."""
+        """Upload and delete, for ever. Raises CatalogError before it begins any work."""
         await self.dirty.load()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.deletion.run)
@@ -79,7 +81,7 @@ class Uploader:
                 if self.backoff.ready:
                     await self._sweep()
                     self._begin(nursery)
-                idle = self.running < self.remote.uploads and self.backoff.ready
+                idle = self.running < self.remote.most_uploads and self.backoff.ready
                 with trio.move_on_after(min(LOOK, self.dirty.next_due() if idle else LOOK)):
                     await changed.wait()
 
@@ -99,17 +101,17 @@ class Uploader:
     # Uploads
 
     def _begin(self, nursery: trio.Nursery) -> None:
-        while self.running < self.remote.uploads and (ino := self.dirty.take()) is not None:
+        while self.running < self.remote.most_uploads and (ino := self.dirty.take()) is not None:
             if ino in self._jobs or self.transfers.copy_is_useless(ino):
-                self.dirty.set_due(ino, _in(BUSY))
+                self.dirty.set_due(ino, _ns_after(BUSY_DELAY))
                 continue
             self._jobs.add(ino)
             self.running += 1
             nursery.start_soon(self.job, ino)
 
     async def job(self, ino: int) -> None:
-        """Upload one object, which is in `jobs` and counted as running."""
-        later = Later(AGAIN)
+        """Upload one object. The caller has put it in `jobs` and counted it as running."""
+        later = Later(FAILURE_DELAY)
         self.transfers.uploading.add(ino)
         try:
             later = await self._upload(ino) or Later(0.0)
@@ -126,7 +128,7 @@ class Uploader:
             self.transfers.uploading.discard(ino)
             if ino not in self.transfers.unpacking:
                 self._jobs.discard(ino)
-            self.dirty.give_back(ino, _in(later.seconds))
+            self.dirty.give_back(ino, _ns_after(later.seconds))
             self.dirty.wake()
             self.ledger.wakeup.wake()
 
@@ -139,29 +141,30 @@ class Uploader:
         inode = self.transfers.still_current(ino)
         if inode is None:
             self.transfers.give_up_distrusted(ino)
-            return Later(BUSY)
+            return Later(BUSY_DELAY)
         key, stored = dirty.key(inode), dirty.stored(ino)
         if key is None or dirty.is_current_in_bucket(inode, stored, key):
-            self.uploads.skip_upload(inode, wanted=key is not None or dirty.wanted(inode))
+            self.sender.skip_upload(inode, wanted=key is not None or dirty.wanted(inode))
             return None
         if key in self._locked:
-            return Later(BUSY)
+            return Later(BUSY_DELAY)
         name = ledger.namespaces.bucket_name(inode)
         assert name is not None  # it has a key
         if dirty.superseded.claims.get(key, ino) != ino:
             return await self._make_way(dirty.superseded.claims[key])
         self._locked.add(key)
         try:
-            target = self.uploads.target(key, self.bucket.keys.record(name), stored)
-            return await self.uploads.send(inode.copy(), stored, target)
+            target = self.sender.target(key, self.bucket.keys.record(name), stored)
+            return await self.sender.send(inode.copy(), stored, target)
         finally:
             self._locked.discard(key)
 
     async def _make_way(self, ino: int) -> Later:
-        """Make way at a key: the object there is yet to get its new name in the bucket.
+        """Free a key that object `ino` has in the bucket until it gets its new key.
 
-        That object has its turn, unless it waits for a third one, which may be this one after an
-        exchange of names. Then it goes to a key aside.
+        kvfs waits for the upload of `ino`. But after an exchange of names, `ino` may wait for the
+        key of a third object, or of this one. Then the bucket's copy goes if this node has a copy.
+        Otherwise `ino` goes to a temporary key.
         """
         ledger, dirty = self.ledger, self.dirty
         other, stored = self.transfers.still_current(ino), dirty.stored(ino)
@@ -169,17 +172,17 @@ class Uploader:
             dirty.superseded.disclaim(ino)
             return Later(0.0)
         if other is None or ino in self._jobs:
-            return Later(BUSY)
+            return Later(BUSY_DELAY)
         wanted = dirty.key(other)
         if ino in dirty and wanted is not None and dirty.superseded.claims.get(wanted, ino) == ino:
-            return Later(BUSY)
+            return Later(BUSY_DELAY)
         if ledger.tiers.holders(other) or not other.in_bucket:  # it can be uploaded again
             ledger.records.record_not_in_bucket(other, dirty=ino in dirty)
             return Later(0.0)
-        aside = self.uploads.target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, None)
+        aside = self.sender.target(f"{self.bucket.keys.aside}{uuid.uuid4().hex}", None, None)
         self._jobs.add(ino)
         try:
-            await self.uploads.send(other.copy(), stored, aside)
+            await self.sender.send(other.copy(), stored, aside)
         finally:
             self._jobs.discard(ino)
         return Later(0.0)
@@ -192,9 +195,9 @@ class Uploader:
     # Unmount
 
     def stranded(self) -> tuple[int, int]:
-        """The bytes and the number of objects that leave RAM only for the bucket.
+        """The bytes and the number of objects that would be lost with RAM.
 
-        Only RAM has them, and their namespaces do not use NVMe.
+        Only RAM has them, and their namespaces do not use NVMe: only an upload can save them.
         """
         ledger, nvme = self.ledger, self.ledger.tiers.nvme
         size = count = 0
@@ -209,7 +212,7 @@ class Uploader:
     async def drain(self) -> None:
         """Upload the objects that would be lost with RAM.
 
-        It gives up if the bucket is down, or takes nothing for a minute.
+        The drain gives up if the bucket is down, or no upload succeeds for PATIENCE seconds.
         """
         least, since = self.stranded(), trio.current_time()
         while (left := self.stranded())[1]:
@@ -222,8 +225,8 @@ class Uploader:
                     *(left[1], left[0], self.bucket.place, self.bucket.health.why or "no answer"),
                 )
                 return
-            await trio.sleep(BUSY)
+            await trio.sleep(BUSY_DELAY)
 
 
-def _in(seconds: float) -> int:
+def _ns_after(seconds: float) -> int:
     return time.time_ns() + int(seconds * SECOND)
