@@ -94,6 +94,7 @@ class BatchCatalog(Protocol):
     format: int
     answers: Answers
     complete_batch: "Callable[[Batch], None]"
+    changing: Callable[[Inode], None]
 
     def inode(self, ino: int) -> Inode | None: ...
     def named(self, ino: int) -> object: ...
@@ -131,11 +132,15 @@ class Batch:
 
     def change(self, inode: Inode) -> Inode:
         """A record is about to change, and is not put yet: what it is now, to which it returns."""
+        self._catalog.changing(inode)
         before = inode.copy()
         self._before.append((inode, before))
         return before
 
-    def put(self, inode: Inode) -> None:
+    def put(self, inode: Inode, *, accessed: bool = False) -> None:
+        """Write an inode's record. accessed: nothing but its time of access has changed."""
+        if not accessed:
+            self._catalog.changing(inode)
         if inode.digest and inode.sparse:
             self._be_of_format(keys.HOLED)
         elif inode.packed is not None:
@@ -155,6 +160,7 @@ class Batch:
 
     def delete(self, inode: Inode) -> None:
         """Delete an inode and its extended attributes. `unlink` removes its names."""
+        self._catalog.changing(inode)
         self._changes.append((keys.INODES + keys.number_key(inode.ino), None))
         for name in self._catalog.xattr_names(inode.ino):
             self._changes.append((keys.XATTRS + keys.name_key(inode.ino, name), None))

@@ -49,6 +49,8 @@ class Catalog:
         # Adds to a batch the changes that follow from its names, before the batch commits. It may
         # raise.
         self.complete_batch: Callable[[Batch], None] = lambda _: None
+        # Called before a record changes: core/ledger/fast_opens.py.
+        self.changing: Callable[[Inode], None] = lambda _: None
         try:
             self._check_format(read_only=read_only)
             self._next_id = self._reserved = self._first_free(first_id)

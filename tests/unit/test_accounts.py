@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
 from kvfs.catalog import ROOT_INO
@@ -37,6 +38,7 @@ from kvfs.errors import (
     TierError,
 )
 from kvfs.tiers import Tier
+from tests.unit.fast_gate import TableGate
 from tests.unit.world import MIB, World, world
 
 T = TypeVar("T")
@@ -66,9 +68,24 @@ class File:
 
 @dataclass(eq=False)
 class Opened:
-    held: OpenObject
+    """A handle. fast: its number in the gate's table, which serves it until it is taken out."""
+
+    opened: OpenObject | None
     writable: bool
     file: File
+    fast: int = 0
+    gate: TableGate | None = None
+
+    @property
+    def in_table(self) -> bool:
+        return self.gate is not None and self.fast in self.gate.handles
+
+    @property
+    def held(self) -> OpenObject:
+        if self.opened is None:
+            assert self.gate is not None
+            self.opened = self.gate.adopted[self.fast]
+        return self.opened
 
 
 class Walk:
@@ -97,6 +114,9 @@ class Walk:
             self.grow: 2,
             self.read_all: 1,
         }
+        if made.gate is not None:
+            self.operations |= {self.open_fast: 12, self.see: 1, self.change_settings: 1}
+        self.fast_opens = 0
         self.meanwhile = [
             self.create,
             self.open_to_read,
@@ -134,6 +154,7 @@ class Walk:
 
     def handle(self, *, writable: bool) -> Opened | None:
         able = [opened for opened in self.handles if opened.writable or not writable]
+        able = [opened for opened in able if not opened.in_table or self.random.random() < 0.5]
         return self.random.choice(able) if able else None
 
     def check_names(self) -> None:
@@ -174,6 +195,30 @@ class Walk:
     async def open_to_read(self) -> None:
         await self._open(writable=False, truncate=False)
 
+    async def open_fast(self) -> None:
+        """As the thread does it: of an object of the table, and without the daemon."""
+        gate = self.world.gate
+        assert gate is not None
+        able = [file for file in self.files.values() if file.ino in gate.entries]
+        if not able:
+            return
+        file = self.random.choice(able)
+        handle = gate.open(file.ino)
+        if handle:
+            self.fast_opens += 1
+            opened = Opened(None, writable=False, file=file, fast=handle, gate=gate)
+            self.handles.append(opened)
+            self.check_content(opened)
+
+    async def see(self) -> None:
+        self.world.ledger.fast_opens.see()
+        self.world.ledger.fast_opens.record_times()
+
+    async def change_settings(self) -> None:
+        """The gate answers nothing until the table is empty."""
+        self.world.ledger.fast_opens.empty()
+        await trio.testing.wait_all_tasks_blocked()
+
     async def open_to_write(self) -> None:
         await self._open(writable=True, truncate=self.random.random() < 0.4)
 
@@ -199,6 +244,11 @@ class Walk:
         self.check_content(opened)
 
     def check_content(self, opened: Opened) -> None:
+        if opened.in_table:
+            assert opened.gate is not None
+            path = opened.gate.entries[opened.file.ino].path
+            assert Path(path).read_bytes() == opened.file.content
+            return
         found = self.world.content(opened.held)
         assert found == opened.file.content, f"{opened.held.inode}: wrong bytes"
         if opened.held.inode.sealed and not opened.held.writers:
@@ -217,7 +267,7 @@ class Walk:
 
     async def flush(self) -> None:
         opened = self.handle(writable=False)
-        if opened is not None:
+        if opened is not None and not opened.in_table:
             self.world.objects.sealing.flush(opened.held, writable=opened.writable)
 
     async def close(self) -> None:
@@ -225,7 +275,8 @@ class Walk:
         if opened is not None:
             self.check_content(opened)
             self.handles.remove(opened)
-            await self.world.close(opened.held, writable=opened.writable)
+            if opened.gate is None or not opened.gate.release(opened.fast):
+                await self.world.close(opened.held, writable=opened.writable)
 
     async def truncate(self) -> None:
         picked = self.pick()
@@ -361,9 +412,12 @@ def test_accounts_are_right_after_every_operation(
     tmp_path: Path, seed: int, ram: int, nvme: int, *, passthrough: bool
 ) -> None:
     async def walk(made: World) -> None:
+        if passthrough:
+            made.answer_fast()
         walker = Walk(made, seed)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.objects.sealing.bounds.watch)
+            nursery.start_soon(made.ledger.fast_opens.run)
             for number in range(250):
                 await walker.step()
                 walker.check_names()
@@ -377,6 +431,7 @@ def test_accounts_are_right_after_every_operation(
         await walker.close_all()
         await walker.read_all()
         await made.check_at_rest()
+        assert walker.fast_opens or not (passthrough and ram)
 
     with world(tmp_path, ram=ram, nvme=nvme, passthrough=passthrough) as made:
         trio.run(walk, made, clock=MockClock(autojump_threshold=0))

@@ -65,6 +65,7 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
         "daemon_pid": 1,
         "keeper_pid": 0,
         "passthrough": {"on": True, "why": ""},
+        "fast_open": {"on": True, "why": "", "objects": next(unique)},
         "huge_pages": {"on": False, "why": ""},
         "tiers": {
             "ram": tier(),

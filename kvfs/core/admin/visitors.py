@@ -105,7 +105,7 @@ class Usage:
         ledger = self.ledger
         if ledger.namespaces.is_dropped(inode) or (len(inode.links) > 1 and self._seen(inode)):
             return
-        held = ledger.table.open.get(inode.ino)
+        held = ledger.table.peek(inode.ino)
         cost = Tier.cost(inode.blocks if held is None else max(inode.blocks, held.taken // 512))
         holders = ledger.tiers.holders(inode)
         self.size += inode.size

@@ -58,7 +58,7 @@ class Accounts:
 
     def accounted(self, inode: Inode) -> bool:
         """Whether an object is in the accounts of its tiers and its namespace."""
-        held = self.table.open.get(inode.ino)
+        held = self.table.peek(inode.ino)
         if held is not None:
             return held.accounted
         if not inode.is_file or not inode.sealed or not inode.links:

@@ -25,9 +25,10 @@ class Histogram:
         self.counts = [0] * (len(BOUNDS) + 1)
         self.seconds = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.seconds += seconds
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Count `times` waits of so many seconds each."""
+        self.counts[bisect_left(BOUNDS, seconds)] += times
+        self.seconds += seconds * times
 
 
 class Latencies:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from kvfs.catalog import Catalog
 from kvfs.core.ledger.accounts import Accounts
 from kvfs.core.ledger.dirty import Dirty
+from kvfs.core.ledger.fast_opens import FastOpens
 from kvfs.core.ledger.latencies import Latencies
 from kvfs.core.ledger.open_table import OpenTable
 from kvfs.core.ledger.orphans import Orphans
@@ -27,6 +28,7 @@ COUNTERS = (  # they start at 0; SEMANTICS.md explains each
     "opens_passthrough",
     "opens_served",
     "opens_lent",
+    "opens_fast",
     "misses",
     "created",
     "sealed",
@@ -79,6 +81,9 @@ class Ledger:
         self.orphans = Orphans(tiers, self.table, self.accounts, self.dirty, self.trash)
         self.records = Records(*(tiers, self.table, self.accounts, self.dirty, self.trash), suspect)
         self.verified = self.records.verified
+        self.fast_opens = FastOpens(
+            *(self.table, self.accounts, self.records, self.uses, self.latencies), self.counters
+        )
         self.removals = Removals(
             *(tiers, self.table, self.accounts, self.orphans, self.records, self.retries),
             *(self.namespaces, self.dirty, self.trash, self.counters, invalidate_name),

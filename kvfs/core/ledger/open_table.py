@@ -9,7 +9,7 @@ objects (`accounts`).
 
 import math
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -141,21 +141,52 @@ class OpenObject:
         return 0 if self.fd < 0 else max(self.promised, os.fstat(self.fd).st_blocks * 512)
 
 
+class OpenObjects(dict[int, OpenObject]):
+    """Open objects by inode number. To ask for one takes it out of the fast opens first.
+
+    `take(ino)` does that. So a caller that decides by the absence of an inode decides rightly:
+    nobody has it open, and no open is answered before the caller's next await.
+    """
+
+    def __init__(self, opened: Mapping[int, OpenObject], take: Callable[[int], None]) -> None:
+        super().__init__(opened)
+        self.take = take
+
+    def __contains__(self, ino: object) -> bool:
+        assert isinstance(ino, int)
+        self.take(ino)
+        return super().__contains__(ino)
+
+    def __getitem__(self, ino: int) -> OpenObject:
+        self.take(ino)
+        return super().__getitem__(ino)
+
+    def get(self, ino: int) -> OpenObject | None:  # type: ignore[override]
+        self.take(ino)
+        return super().get(ino)
+
+
 class OpenTable:
     """Open objects by inode number."""
 
     def __init__(self, catalog: Catalog, namespaces: Namespaces) -> None:
         self.catalog = catalog
         self.namespaces = namespaces
-        self.open: dict[int, OpenObject] = {}
+        self.open: dict[int, OpenObject] = {}  # `OpenObjects` while there are fast opens
+        self.take: Callable[[int], None] = lambda _: None
         # Inodes whose backing is being opened or changed, with the tasks that wait for that.
         self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.changes = 0  # how often an object came into or left `staging`
         self.writing = trio.Event()  # set while there are any
 
+    def peek(self, ino: int) -> OpenObject | None:
+        """The open object, for a caller that decides nothing by it: the fast opens keep theirs."""
+        return dict.get(self.open, ino)
+
     def inode(self, ino: int) -> Inode | None:
-        held = self.open.get(ino)
+        """The record; that of an object of the fast opens is the catalog's."""
+        held = self.peek(ino)
         return self.catalog.inode(ino) if held is None else held.inode
 
     def stage(self, held: OpenObject) -> None:
@@ -211,6 +242,7 @@ class OpenTable:
         busy = self.busy
         if ino not in busy:
             busy[ino] = None
+            self.take(ino)
             return
         waiting = busy[ino]
         if waiting is None:

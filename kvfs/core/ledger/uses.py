@@ -41,8 +41,10 @@ class Uses:
         if not self._noted:
             return
         noted, self._noted, self.appeared = self._noted, [], trio.Event()
-        known = self.table.open
-        found = [one for one in noted if one.ino in known and known[one.ino].inode is one]
+        held = [self.table.peek(one.ino) for one in noted]
+        found = [
+            one.inode for one, inode in zip(held, noted, strict=True) if one and one.inode is inode
+        ]
         try:
             if found:
                 with self.catalog.batch() as batch:

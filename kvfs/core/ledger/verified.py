@@ -10,6 +10,7 @@ Not for comparing (`copies`), nor for packed copies, which are always compared.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import trio
 
@@ -27,6 +28,7 @@ class VerifiedTimes:
         self.after = after
         self._at: OrderedDict[int, float] = OrderedDict()
         self.doubted: set[tuple[int, int, str]] = set()  # inode, version, tier
+        self.doubting: Callable[[int], None] = lambda _: None  # called before a doubt is noted
 
     def note(self, ino: int) -> None:
         """Note that an object's copy on NVMe has its digest now."""
@@ -41,6 +43,7 @@ class VerifiedTimes:
 
     def doubt(self, ino: int, version: int, tier: str) -> None:
         """Note that a copy in a tier does not have its digest."""
+        self.doubting(ino)
         self.doubted.add((ino, version, tier))
 
     def end_doubt(self, ino: int, version: int, tier: str) -> None:

@@ -143,9 +143,9 @@ class ReadLeases:
 
     def _known(self, inos: list[int]) -> list[Inode | None]:
         """The inodes as `ledger.table.inode` knows them."""
-        held = self.ledger.table.open
+        peek = self.ledger.table.peek
         return [
-            held[ino].inode if ino in held else inode
+            inode if (held := peek(ino)) is None else held.inode
             for ino, inode in zip(inos, self.catalog.inodes(inos), strict=True)
         ]
 

@@ -179,7 +179,7 @@ class Tree:
             inodes = self.catalog.inodes([entry.ino for entry in entries])
             for entry, stored in zip(entries, inodes, strict=True):
                 cookie = entry.cookie
-                held = self.ledger.table.open.get(entry.ino)
+                held = self.ledger.table.peek(entry.ino)
                 inode = stored if held is None else held.inode
                 if inode is not None and not self._drop_if_hidden(inode, entry.name):
                     found.append((entry.name, inode, cookie))

@@ -12,7 +12,7 @@ trees (`Walks`), nor for choosing victims (`Victims`).
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -60,6 +60,8 @@ class Namespaces:
         self.changed = trio.Event()  # set when there is a tree to walk, or settings changed
         self.places = Places(catalog, self.of)
         self.access_log = AccessLog(self.places, self.name)
+        self._bring_opens: Callable[[], None] = lambda: None
+        self._settings_change: Callable[[], None] = lambda: None
         for ino, text in catalog.marks(keys.SETTINGS):
             self._load(ino, text)
         for ino, name in catalog.marks(keys.DROPPED):
@@ -177,21 +179,26 @@ class Namespaces:
         self._look_around()
 
     def _look_around(self) -> None:
+        self._settings_change()
         shared = self.shares is not None and self.shares.total.rate > 0
         self.limited = shared or any(namespace.limits.on for namespace in self)
         self.prefixes = any(namespace.settings.prefix for namespace in self)
         self.mortal = bool(self.dropped) or any(one.settings.ttl for one in self.everything())
 
-    def read(self, inode: Inode, tier: Tier | Bucket) -> None:
-        """Note that an object was opened to read."""
+    def follow(self, bring_opens: Callable[[], None], settings_change: Callable[[], None]) -> None:
+        """Call these: before policies see the noted opens, and when settings have changed."""
+        self._bring_opens, self._settings_change = bring_opens, settings_change
+
+    def read(self, inode: Inode, tier: Tier | Bucket, times: int = 1, seen: int = 1) -> None:
+        """Note that an object was opened to read. seen: how many of the opens policies see."""
         found = self.of(inode)
         counters = found.counters
-        counters[READ[tier.name]] += 1
-        counters["read_bytes"] += inode.size
-        lately = self._lately
-        lately.append((found, inode.key or inode.ino, inode.parent_key, inode.ino))
-        if len(lately) == LATELY:
-            self.show_opens()
+        counters[READ[tier.name]] += times
+        counters["read_bytes"] += times * inode.size
+        for _ in range(seen):
+            self._lately.append((found, inode.key or inode.ino, inode.parent_key, inode.ino))
+            if len(self._lately) == LATELY:
+                self._show_noted()
         if self.access_log.on:
             self.access_log.read(inode, tier.name)
 
@@ -208,7 +215,11 @@ class Namespaces:
         ]
 
     def show_opens(self) -> None:
-        """Show the noted opens to policies and to the counters of hot objects."""
+        """Show all opens so far to policies and to the counters of hot objects."""
+        self._bring_opens()
+        self._show_noted()
+
+    def _show_noted(self) -> None:
         lately, self._lately = self._lately, []
         for space, key, parent, ino in lately:
             space.accesses.see(key, parent, space.parent)

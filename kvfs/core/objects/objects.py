@@ -161,6 +161,22 @@ class Objects:
         held.readers += 1
         return held
 
+    def reopen(self, inode: Inode) -> OpenObject | None:
+        """Open for readers that the kernel will serve alone; None if an open must do more.
+
+        The object is in no table, and counts as no open. Only its backing id is left open.
+        """
+        if inode.ino in self.ledger.table.busy or not inode.sealed:
+            return None
+        fd = self.files.open_at_once(inode)
+        if fd < 0:
+            return None
+        held = OpenObject(inode, self.ledger.tiers.ram, fd, writable=False, accounted=True)
+        held.backing_id = 0 if self.files.has_gaps(held) else self.files.backings.register(fd)
+        os.close(fd)
+        held.fd = -1
+        return held if held.backing_id else None
+
     def lend(self, inode: Inode) -> OpenObject | None:
         """Open for a reader that gets the read-only descriptor `lent`, without the kernel.
 

@@ -201,7 +201,7 @@ class BucketLookup:
         return min(most, believed)
 
     def _is_here(self, inode: Inode) -> bool:
-        return inode.ino in self.ledger.table.open or bool(self.ledger.tiers.holders(inode))
+        return bool(self.ledger.tiers.holders(inode) or self.ledger.table.peek(inode.ino))
 
     def _believed(self, inode: Inode) -> float:
         return self.bucket.recheck if not inode.in_bucket or self._is_here(inode) else VALID

@@ -1,0 +1,358 @@
+"""Objects in RAM whose opens for reading are answered without the daemon's loop.
+
+Contract: an object is in the gate's table from its last close until the daemon asks for its open
+object, takes its lock or changes its record. Each of these calls `take` first. Handles that are
+open by then become those of an ordinary open object. So for all other code an object of the table
+is one that nobody has open. `see` tells policies and accounts of the opens, in order; call it
+before a decision about order of use. Synchronous, except `run`. Not for the answers: that is the
+gate (`fuse/fast_open.py`).
+"""
+
+import logging
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.ledger.accounts import Accounts
+from kvfs.core.ledger.latencies import Latencies
+from kvfs.core.ledger.open_table import OpenObject, OpenObjects, OpenTable
+from kvfs.core.ledger.records import Records
+from kvfs.core.ledger.uses import Uses
+from kvfs.core.namespaces.open_order import caller
+from kvfs.errors import CatalogError
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+STEP = 0.02  # s between two looks at the opens
+AT_ONCE = 64  # objects taken out, or put in again, in one step of the loop: some 1 ms
+SEEN_AT_ONCE = 16  # opens of one object in one look that policies see: more tell them nothing new
+FOR_EVER = (1 << 63) - 1  # ns since 1970: no deadline
+
+
+class ObjectOpens(NamedTuple):
+    """Opens of one object that the gate has answered since the last look."""
+
+    ino: int
+    opens: int
+    first: int  # of them, those that found no handle open
+    thread: int  # that opened it last
+    spent_ns: int
+    accessed_ns: int  # the time of access that programs see since; 0: the record has it
+
+
+class Taken(NamedTuple):
+    """An object that left the gate's table."""
+
+    backing_id: int
+    handles: list[int]  # still open
+    since: ObjectOpens
+    read: bool  # it was ever opened from the table
+
+
+class Gate(Protocol):
+    """Answers opens of the objects in its table, beside the daemon's loop."""
+
+    def offer(self, held: OpenObject, deadline_ns: int, use_step_ns: int) -> bool:
+        """Put an object with a backing id into the table. False: it is full, or off.
+
+        An open moves the time of access if that is older than use_step_ns, as relatime does.
+        """
+        ...
+
+    def take(self, ino: int, *, even_open: bool) -> Taken | bool:
+        """Take an object out. False: it is not in the table. True: it is, and stays: it is open."""
+        ...
+
+    def has(self, ino: int) -> bool:
+        """Whether an object is in the table."""
+        ...
+
+    def adopt(self, taken: Taken, held: OpenObject) -> None:
+        """Serve the taken handles as those of `held` from now on."""
+        ...
+
+    def close(self, backing_id: int) -> None:
+        """Close the backing id of an object without handles."""
+        ...
+
+    def inode_of(self, handle: int) -> int:
+        """The inode of a handle that was opened from the table; 0: no such handle."""
+        ...
+
+    def opens(self) -> list[ObjectOpens]:
+        """The opens since the last call, in the order of their objects' first ones."""
+        ...
+
+    def turn(self, *, on: bool) -> None:
+        """Answer opens from the table, or hand all to the daemon."""
+        ...
+
+    def inodes(self, limit: int) -> list[int]:
+        """Objects of the table, the longest unused first."""
+        ...
+
+    def surplus(self) -> int:
+        """The object to take out of a full table for another one, or 0."""
+        ...
+
+    async def used(self) -> None:
+        """Wait until an object was opened from the table."""
+        ...
+
+
+class FastOpens:
+    """The objects of the gate's table. Without a gate there are none.
+
+    `opened(inode, thread)` learns of each object that was opened.
+    """
+
+    def __init__(
+        self,
+        table: OpenTable,
+        accounts: Accounts,
+        records: Records,
+        uses: Uses,
+        latencies: Latencies,
+        counters: Counter[str],
+    ) -> None:
+        self.table = table
+        self.accounts = accounts
+        self.records = records
+        self.uses = uses
+        self.latencies = latencies
+        self.counters = counters
+        self.tiers = records.tiers
+        self.namespaces = table.namespaces
+        self.gate: Gate | None = None
+        self.opened: Callable[[Inode, int], None] = lambda _inode, _thread: None
+        self._open = False  # the gate answers
+        self._emptied = trio.Event()
+        self._seen: deque[ObjectOpens] = deque()  # of objects that were taken out
+        self._accessed: dict[int, int] = {}  # times of access (ns) that no record has yet
+        self._again: dict[int, None] = {}  # closed objects that were taken out lately, in order
+        self._some_again = trio.Event()
+        # Opens an object's copy in RAM for the kernel alone, if an open would get it at once.
+        self.reopen: Callable[[Inode], OpenObject | None] = lambda _: None
+
+    def start(self, gate: Gate) -> None:
+        """Let the gate answer. Call it once the handles of a takeover are claimed."""
+        self.gate = gate
+        self.table.open = OpenObjects(self.table.open, self.take)
+        self.table.take = self.records.verified.doubting = self.take
+        self.table.catalog.changing = self.take_record
+        self.namespaces.follow(self.see, self.empty)
+        self._open = True
+        gate.turn(on=True)
+
+    def stop(self) -> None:
+        """Take all objects out, for good."""
+        if self.gate is None:
+            return
+        self.gate.turn(on=False)
+        while inodes := self.gate.inodes(AT_ONCE):
+            for ino in inodes:
+                self.take(ino)
+        self.see()
+        self.record_times()
+        self.gate, self._open = None, False
+
+    # In and out
+
+    def offer(self, held: OpenObject) -> bool:
+        """Put an object that was just closed into the table, with its backing id; False: refused.
+
+        It has no open object and no lock any more.
+        """
+        entered = self._offer(held)
+        if not entered:
+            self._try_again(held.inode.ino)  # soon, with another backing id
+        return entered
+
+    def _offer(self, held: OpenObject) -> bool:
+        if self.gate is None or not self._open or not self._may_enter(held):
+            return False
+        inode, space = held.inode, self.namespaces.of(held.inode)
+        lives = space.ttl_remaining(inode, math.inf)
+        deadline = FOR_EVER if lives == math.inf else time.time_ns() + int(lives * 10**9)
+        while surplus := self.gate.surplus():
+            self.take(surplus)
+        return self.gate.offer(held, deadline, space.use_step)
+
+    def _may_enter(self, held: OpenObject) -> bool:
+        """Whether the daemon would answer each open of it at once, from RAM, and refuse none."""
+        inode, ram = held.inode, self.tiers.ram
+        return (
+            held.backing_id > 0
+            and held.tier is ram
+            and inode.ram_epoch == ram.epoch
+            and inode.sealed
+            and bool(inode.links)
+            and inode.blocks * 512 >= inode.size  # no gaps: `BackingFiles.register`
+            and not (held.refused or held.direct or held.reopened or held.mapped)
+            and inode.ino not in self.table.busy
+            and inode.ino not in self.records.stale_in_kernel
+            and (inode.ino, inode.version, ram.name) not in self.records.verified.doubted
+            and not self.namespaces.limited
+            and not self.namespaces.access_log.on
+            and not self.namespaces.is_dropped(inode)
+        )
+
+    def take(self, ino: int) -> None:
+        """Take an object out; its open handles become those of an open object."""
+        if self.gate is not None and (taken := self.gate.take(ino, even_open=False)):
+            # The record is read first: if that fails, nothing has changed.
+            inode = self.table.catalog.inode(ino) if taken is True else None
+            self._take(ino, taken, inode)
+
+    def take_record(self, inode: Inode) -> None:
+        """Take an object out whose record, in memory this one, is about to change."""
+        if self.gate is not None and (taken := self.gate.take(inode.ino, even_open=False)):
+            self._take(inode.ino, taken, inode)
+
+    def take_handle(self, handle: int) -> None:
+        """Take the object out that has this handle."""
+        if self.gate is not None and (ino := self.gate.inode_of(handle)):
+            self.take(ino)
+
+    def _take(self, ino: int, found: "bool | Taken", inode: Inode | None) -> None:
+        assert self.gate is not None
+        taken = self.gate.take(ino, even_open=True) if isinstance(found, bool) else found
+        assert isinstance(taken, Taken)
+        if taken.since.opens:
+            self._seen.append(taken.since)
+        if taken.read:
+            self.records.trash.read.add(ino)
+        accessed = taken.since.accessed_ns or self._accessed.pop(ino, 0)
+        if accessed and inode is not None:
+            inode.atime_ns = accessed
+        if not taken.handles:
+            self.gate.close(taken.backing_id)
+            if accessed and inode is None:
+                self._record_times({ino: accessed})
+            self._try_again(ino)
+            return
+        assert inode is not None, f"inode {ino} is open and has no record"
+        held = OpenObject(
+            inode,
+            self.tiers.ram,
+            -1,
+            writable=False,
+            backing_id=taken.backing_id,
+            readers=len(taken.handles),
+            accounted=True,
+        )
+        self.table.open[ino] = held
+        self.gate.adopt(taken, held)
+        if accessed:
+            self.uses.note([inode], accessed)
+
+    def _try_again(self, ino: int) -> None:
+        self._again[ino] = None
+        self._some_again.set()
+
+    def empty(self) -> None:
+        """Have the daemon decide about each open anew: what the opens depend on has changed."""
+        if self.gate is not None and self._open:
+            self._open = False
+            self.gate.turn(on=False)
+            self._emptied.set()
+
+    # Uses
+
+    def see(self) -> None:
+        """Tell policies, accounts and counters of all opens so far."""
+        if self.gate is None:
+            return
+        seen = [*self._seen, *self.gate.opens()]
+        self._seen.clear()
+        ram = self.tiers.ram
+        for opens in seen:
+            inode = self.table.inode(opens.ino)
+            ram.hits += opens.first
+            self.counters["opens_passthrough"] += opens.first
+            self.counters["opens_fast"] += opens.opens
+            if inode is None or not inode.links:
+                continue
+            if opens.accessed_ns and self.gate.has(opens.ino):
+                self._accessed[opens.ino] = opens.accessed_ns
+            self._count(inode, opens, ram)
+
+    def _count(self, inode: Inode, opens: ObjectOpens, ram: Tier) -> None:
+        space, seconds = self.namespaces.of(inode), opens.spent_ns / 10**9
+        caller.set(opens.thread)
+        space.opens_timed += opens.opens
+        space.open_seconds += seconds
+        self.latencies.open[ram.name].observe(seconds / opens.opens, opens.opens)
+        if not opens.first or not self.accounts.accounted(inode):
+            return
+        self.namespaces.read(inode, ram, opens.first, seen=min(opens.first, SEEN_AT_ONCE))
+        self.accounts.touch(inode)
+        self.opened(inode, opens.thread)
+
+    async def run(self) -> None:
+        """Look at the opens soon after each, and fill the table anew after `empty`."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look)
+            nursery.start_soon(self._enter_again)
+            while True:
+                await self._emptied.wait()
+                self._emptied = trio.Event()
+                while self.gate is not None and (inodes := self.gate.inodes(AT_ONCE)):
+                    for ino in inodes:
+                        self.take(ino)
+                    await trio.lowlevel.checkpoint()
+                if self.gate is not None:
+                    self._open = True
+                    self.gate.turn(on=True)
+
+    async def _enter_again(self) -> None:
+        """Put objects in again that were taken out for a moment: a mover has copied them."""
+        while self.gate is not None:
+            await self._some_again.wait()
+            await trio.sleep(STEP)
+            self._some_again = trio.Event()
+            again, self._again = [*self._again], {}
+            for at, ino in enumerate(again):
+                if not at % AT_ONCE:
+                    await trio.lowlevel.checkpoint()
+                self._reopen(ino)
+
+    def _reopen(self, ino: int) -> None:
+        if self.gate is None or self.gate.has(ino) or self.table.peek(ino):
+            return
+        inode = self.table.inode(ino)
+        if inode is None or not inode.is_file:
+            return
+        held = self.reopen(inode)
+        if held is not None and not self._offer(held):
+            self.gate.close(held.backing_id)
+
+    async def _look(self) -> None:
+        while self.gate is not None:
+            await self.gate.used()
+            await trio.sleep(STEP)
+            self.see()
+            self.record_times()
+
+    def record_times(self) -> None:
+        """Record the times of access of the opens seen so far, in one batch."""
+        accessed, self._accessed = self._accessed, {}
+        if accessed:
+            self._record_times(accessed)
+
+    def _record_times(self, accessed: Mapping[int, int]) -> None:
+        try:
+            with self.table.catalog.batch() as batch:
+                for ino, accessed_ns in accessed.items():
+                    inode = self.table.catalog.inode(ino)
+                    if inode is not None:
+                        inode.atime_ns = accessed_ns
+                        batch.put(inode, accessed=True)
+        except CatalogError as error:  # a time is no reason to refuse anything
+            log.debug("times of access of %d objects stay: %s", len(accessed), error)
