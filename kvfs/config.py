@@ -181,6 +181,11 @@ class Config:
         "let the kernel read and write the bytes; on: refuse to mount without it",
         default="auto",
     )
+    fast_open: bool = described(
+        SWITCH,
+        "answer opens of files in RAM in a thread of its own; needs passthrough",
+        default=True,
+    )
     huge: Literal["within_size", "always", "advise", "never"] = _upgraded(
         choice("within_size", "always", "advise", "never"),
         "huge pages of the RAM tier, as in tmpfs(5)",

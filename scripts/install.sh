@@ -77,7 +77,7 @@ pkg-config --atleast-version=3.14 fuse3 ||
 
 # The package is installed in place, so only a change of these needs another installation.
 wanted=$({
-    cat setup.cfg setup.py pyproject.toml kvfs/fuse/_passthrough.c
+    cat setup.cfg setup.py pyproject.toml kvfs/fuse/*.[ch]
     .venv/bin/python -V
     pkg-config --modversion fuse3
     pwd

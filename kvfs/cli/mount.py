@@ -28,7 +28,15 @@ USAGE_ERROR = 2
 GROUPS = {
     "Most needed": ("ram", "nvme", "nvme_size", "s3", "allow_other"),
     "Bucket": tuple(row.name for row in rows(Config) if row.name.startswith("s3_")),
-    "Speed": ("passthrough", "huge", "movers", "promote_after", "reclaimable", "entry_timeout"),
+    "Speed": (
+        "passthrough",
+        "fast_open",
+        "huge",
+        "movers",
+        "promote_after",
+        "reclaimable",
+        "entry_timeout",
+    ),
     "Sharing": ("namespaces", "bandwidth", "nvme_writes"),
     "Damage": ("verify_after", "scrub", "watchdog"),
     "Watching": ("metrics", "web", "log", "log_level", "access_log", "access_log_size"),

@@ -42,8 +42,10 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         ("daemon", f"pid {status['daemon_pid']}, up {duration(status['uptime_s'])}"),
         ("keeper", _keeper(status)),
     ]
-    for name in ("passthrough", "huge_pages"):
-        state = status[name]
+    for name in ("passthrough", "fast_open", "huge_pages"):
+        state = status.get(name)
+        if state is None:  # an earlier daemon has no fast opens
+            continue
         why = f": {state['why']}" if state["why"] else ""
         facts.append((name.replace("_", " "), f"{'on' if state['on'] else 'off'}{why}"))
     for option, state in status.get("shown", {}).items():  # an earlier daemon has none

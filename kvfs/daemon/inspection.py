@@ -215,7 +215,7 @@ def _holds(mount: Mount, inode: Inode, space: Namespace) -> list[str]:
         found.append("it is open")
     elif inode.ino in ledger.table.busy:
         found.append("it is being opened or moved")
-    if (space.members(inode) - {inode.ino}) & ledger.table.open.keys():
+    if any(ino in ledger.table.open for ino in space.members(inode) - {inode.ino}):
         found.append("another file of its group is open")
     if inode.ino in ledger.dirty and not inode.in_bucket:
         found.append("the bucket is to have it first")

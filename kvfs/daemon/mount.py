@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 
 import trio
 
@@ -43,6 +42,7 @@ from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
 
 from kvfs.fuse import match_files, operations, virtual_files  # isort: skip
+from kvfs.fuse.fast_open import FastGate  # isort: skip
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,7 @@ class Mount:
         self.bucket = bucket.prepare(live, self.directory, takeover=self.takeover)
         self.events = Events()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
+        self.fast_gate: FastGate | None = None  # set while opens are answered beside the loop
         self._saving: trio.CancelScope | None = None  # set while the objects of RAM are saved
         self.backings = backings_for(config)
         session_file = self.directory / "session"
@@ -182,7 +183,7 @@ class Mount:
                 bucket_listing=self.dispatcher.bucket_listing,
                 virtual=virtual_files.VirtualFiles(control, self.matches),
             )
-            self.live.observe("entry_timeout", partial(setattr, self.operations, "timeout"))
+            self.live.observe("entry_timeout", self._change_timeout)
             self.live.observe_first("access_log", "access_log_size", trial=self._change_access_log)
             if self.takeover:
                 await self._take_over(objects)
@@ -209,6 +210,11 @@ class Mount:
     async def _note_accesses(self, config: Config) -> None:
         change = self.ledger.namespaces.access_log.change
         await trio.to_thread.run_sync(change, config.access_log, config.access_log_size)
+        self.ledger.fast_opens.empty()
+
+    def _change_timeout(self, timeout: float) -> None:
+        self.operations.timeout = timeout
+        self.ledger.fast_opens.empty()
 
     def _begin_events(self) -> None:
         self.dispatcher.scrub.on_event = self.events.add
@@ -274,9 +280,9 @@ class Mount:
             nursery.start_soon(self.events.sum_up, self.ledger, self.operations.errors)
             for exporter in self.exporters:
                 nursery.start_soon(exporter.run)
-            if self.takeover:
-                nursery.start_soon(self.operations.end_takeover)
+            nursery.start_soon(self._open_fast)
             await self.session.run()
+            self._end_fast()
             self.ledger.uses.commit()
             if self.session.stopped:
                 self._leave()
@@ -295,6 +301,42 @@ class Mount:
         if still := self.ledger.table.open:
             first = self.ledger.catalog.named(next(iter(still)))
             log.warning("%d objects were still open, the first is %s", len(still), first)
+
+    async def _open_fast(self) -> None:
+        """Answer opens beside the loop, once no request of a dead daemon can come again."""
+        if self.takeover:
+            await self.operations.end_takeover()
+        while not self.backings.negotiated:  # noqa: ASYNC110 (the C part has no events)
+            await trio.sleep(0.002)
+        if self.fast_open_why:
+            return
+        fast, handles = self.ledger.fast_opens, self.operations.handles
+        self.fast_gate = FastGate(
+            *(self.backings, handles, self.operations.attributes_of, self.ledger.tiers.ram.root)
+        )
+        handles.take_fast = fast.take_handle
+        fast.opened = self.operations.opened_fast
+        fast.reopen = self.operations.objects.reopen
+        fast.start(self.fast_gate)
+        await fast.run()
+
+    @property
+    def fast_open_why(self) -> str:
+        """Return why opens of files in RAM take the longer way; "" if they do not."""
+        if not self.config.fast_open:
+            return "turned off by fast_open=off"
+        if not self.backings.on:
+            return f"passthrough is off: {self.backings.why}"
+        return "" if self.ledger.tiers.ram.mounted else "the mount has no RAM tier"
+
+    def _end_fast(self) -> None:
+        """Make all fast opens the loop's own. Nothing is read from the kernel from here on."""
+        if self.fast_gate is None:
+            return
+        self.ledger.fast_opens.stop()
+        for ino in self.fast_gate.stop():
+            self.ledger.removals.forgotten(ino)
+        self.fast_gate = None
 
     @property
     def discards(self) -> bool:

@@ -62,9 +62,20 @@ def _errors(mount: Mount) -> dict[str, dict[str, int]]:
     return found
 
 
+def _fast_open(mount: Mount) -> dict[str, Any]:
+    on, objects, _ = mount.fast_gate.describe() if mount.fast_gate else (False, 0, 0)
+    return {"on": on, "why": mount.fast_open_why, "objects": objects}
+
+
+def _open_handles(mount: Mount) -> int:
+    fast = mount.fast_gate.describe()[2] if mount.fast_gate else 0
+    return len(mount.operations.handles) + len(mount.matches.leases) + fast
+
+
 def status(mount: Mount) -> dict[str, Any]:
     """Return bytes, objects, the active parts, and the reasons for the inactive ones."""
     ledger, dispatcher, config = mount.ledger, mount.dispatcher, mount.config
+    ledger.fast_opens.see()
     ram = ledger.tiers.ram
     return {
         "version": __version__,
@@ -75,6 +86,7 @@ def status(mount: Mount) -> dict[str, Any]:
         "takeovers": mount.order["takeovers"],
         "uptime_s": round(time.monotonic() - mount.started, 3),
         "passthrough": {"on": mount.backings.on, "why": mount.backings.why},
+        "fast_open": _fast_open(mount),
         "huge_pages": {
             "on": ram.huge,
             "why": ram.huge_why,
@@ -99,7 +111,7 @@ def status(mount: Mount) -> dict[str, Any]:
         "objects": ledger.accounts.objects,
         "without_bucket": ledger.accounts.spilled if mount.bucket is None else 0,
         "census_done": ledger.accounts.census_done.is_set(),
-        "open_handles": len(mount.operations.handles) + len(mount.matches.leases),
+        "open_handles": _open_handles(mount),
         "writers": len(ledger.table.staging),
         "jobs": dispatcher.jobs,
         "writing_back": dispatcher.write_back.wanted,

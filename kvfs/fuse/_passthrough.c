@@ -11,17 +11,16 @@
  * is mapped: the kernel's INIT, a slot for each file handle, and the backing ids that are open. A
  * store there is one that death cannot undo, so their order is the point; `enum state` has it.
  *
- * Everything here runs in the daemon's one loop thread, under the GIL, but for `notify`, the thread
- * that tells the kernel of names that are gone. Not for mounting: the keeper does that.
+ * Everything here runs in the daemon's one loop thread, under the GIL. Two threads are the exceptions:
+ * `notify` tells the kernel of names that are gone, and `_fast_open.c` has one that reads requests.
+ * Not for mounting: the keeper does that.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "_session.h"
 
 #define FUSE_USE_VERSION 314
 #include <errno.h>
 #include <fuse3/fuse_lowlevel.h>
 #include <linux/close_range.h>
-#include <linux/fuse.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -52,41 +51,17 @@ struct backing_map {
 #define FLAGS2_DIRECT_IO_ALLOW_MMAP (1u << 4) /* flags2, bit 36 of both; Linux 6.6 */
 #define FLAGS2_PASSTHROUGH (1u << 5)
 #define FLAGS2_HAS_RESEND (1u << 7)
-#define UNIQUE_RESEND (1ull << 63)   /* in a request that the predecessor may have carried out */
 #define NOTIFY_RESEND 7
 #define NOTIFY_INC_EPOCH 8           /* Linux 6.16: look every cached name up again */
-#define REPLY_DIRECT_IO (1u << 0)    /* open_flags */
-#define REPLY_KEEP_CACHE (1u << 1)
-#define REPLY_NOFLUSH (1u << 5)
-#define REPLY_PASSTHROUGH (1u << 7)
 /* Offsets in struct fuse_init_in and fuse_init_out, protocol 7.36 and later. */
 enum { IN_FLAGS = 12, IN_FLAGS2 = 16, IN_LENGTH = 20 };
 enum { OUT_FLAGS = 12, OUT_FLAGS2 = 32, OUT_STACK_DEPTH = 36, OUT_LENGTH = 40 };
-enum { OPEN_BACKING_ID = 12 }; /* in struct fuse_open_out, once 'padding' */
 /* us. A client that waits for answers asks again some 10 to 20 us after one: to sleep until then and be woken takes
  * the daemon longer, and an idle processor longer still (scripts/bench/ops.py: open and close took 105 to 130 us, and
  * 60 to 67 with this). Who does not ask soon is not waited for so the next time. */
 enum { PATIENCE = 30, SOON = 60 };
 
-#define SLOTS (1u << 20) /* file handles, and backing ids */
 #define TEXT 8192        /* bytes at the file's begin that are Python's: fuse/handover.py */
-
-/* The life of a slot, in the order in which the session file sees it. The next daemon finds
- *   BOUND      the reply was not sent: the kernel resends the request, or its sender is dead
- *   ANSWERING  the reply may have been sent (one slot at most)
- *   OPEN       the kernel has the handle, and will send its RELEASE
- *   RELEASING  RELEASE is being carried out; the number is not given out again before its reply */
-enum state { FREE, BOUND, ANSWERING, OPEN, RELEASING };
-
-struct slot { /* of a file handle; its number is the index */
-    uint64_t inode;
-    uint64_t request;   /* unique of the OPEN or CREATE */
-    int32_t backing_id; /* 0: the daemon serves this handle itself */
-    uint8_t state;
-    uint8_t open_flags;
-    uint8_t writable;
-    uint8_t tier;
-};
 
 struct record { /* the session file behind its text; sparse, touched as far as used */
     uint32_t offered_flags;
@@ -106,6 +81,7 @@ struct record { /* the session file behind its text; sparse, touched as far as u
 static struct {
     int device;
     int want_passthrough;
+    int want_fast_open;
     int taking_over;      /* the INIT for libfuse is the saved one, and its reply is swallowed */
     int resends_over;     /* a request was read that is no resent one */
     uint64_t init_unique; /* of the INIT not yet answered, else 0 */
@@ -188,7 +164,7 @@ static void or32(char *at, uint32_t bits) {
 /* The kernel asks each new file for security.capability before its first write, whatever the options.
  * kvfs has none (set_xattr refuses it), and saying so from here takes half the time: it is as long as
  * writing 1 MiB. */
-static int no_capability(int fd, const struct fuse_in_header *in, ssize_t length) {
+int session_no_capability(int fd, const struct fuse_in_header *in, ssize_t length) {
     static const char name[] = "security.capability";
     const char *asked = (const char *)(in + 1) + sizeof(struct fuse_getxattr_in);
     if (in->opcode != FUSE_GETXATTR ||
@@ -200,7 +176,7 @@ static int no_capability(int fd, const struct fuse_in_header *in, ssize_t length
     return write(fd, &out, sizeof out) == sizeof out || errno == ENOENT;
 }
 
-static void set_state(struct slot *slot, enum state state) {
+void session_set_state(struct slot *slot, enum state state) {
     __atomic_store_n(&slot->state, (uint8_t)state, __ATOMIC_SEQ_CST);
 }
 
@@ -218,22 +194,38 @@ static void offer(const char *request, ssize_t length) {
  * process that is being killed gets EINTR, and the client whose request it was gets EIO, since one
  * that was half copied is not sent again (fuse_dev_do_read of Linux). By reading the source; it was
  * not caught in the act. */
-static ssize_t read_request(int fd, void *buffer, size_t length) {
-    static char *landing;
-    static size_t size;
-    if (length > size) {
-        if (landing) munmap(landing, size);
-        size = 0;
-        landing = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-        if (landing == MAP_FAILED) {
-            landing = NULL;
+ssize_t session_read(int fd, struct landing *landing, void *buffer, size_t length) {
+    if (length > landing->size) {
+        if (landing->bytes) munmap(landing->bytes, landing->size);
+        landing->size = 0;
+        landing->bytes = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        if (landing->bytes == MAP_FAILED) {
+            landing->bytes = NULL;
             return read(fd, buffer, length);
         }
-        (void)!mlock(landing, length); /* needs a limit that an ordinary user may not have */
-        size = length;
+        (void)!mlock(landing->bytes, length); /* needs a limit that an ordinary user may not have */
+        landing->size = length;
     }
-    ssize_t got = read(fd, landing, length);
-    if (got > 0) memcpy(buffer, landing, got);
+    ssize_t got = read(fd, landing->bytes, length);
+    if (got > 0) memcpy(buffer, landing->bytes, got);
+    return got;
+}
+
+struct slot *session_slot(uint64_t handle) {
+    uint32_t end = __atomic_load_n(&session.record->slots_end, __ATOMIC_RELAXED);
+    while (handle >= end && !__atomic_compare_exchange_n(&session.record->slots_end, &end, handle + 1, 0, __ATOMIC_SEQ_CST,
+                                                         __ATOMIC_SEQ_CST)) {
+    }
+    return &session.record->slots[handle];
+}
+
+/* From a device that does not wait: a request that _fast_open.c has not answered, if it is on. */
+static ssize_t read_request(int fd, void *buffer, size_t length) {
+    static struct landing landing;
+    ssize_t got;
+    if (fast_open_wakes() >= 0) return fast_open_receive(buffer, length);
+    do got = session_read(fd, &landing, buffer, length);
+    while (got >= (ssize_t)sizeof(struct fuse_in_header) && session_no_capability(fd, buffer, got));
     return got;
 }
 
@@ -256,8 +248,7 @@ static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
         offer(buffer, got);
         return got;
     }
-    do got = read_request(fd, buffer, length);
-    while (got >= (ssize_t)sizeof(struct fuse_in_header) && no_capability(fd, buffer, got));
+    got = read_request(fd, buffer, length);
     /* The request was withdrawn between poll and read. pyfuse3 goes on after EINTR only. */
     if (got < 0 && errno == EAGAIN) errno = EINTR;
     struct fuse_in_header *in = buffer;
@@ -315,6 +306,7 @@ static ssize_t reply_filled(int fd, const struct fuse_out_header *empty) {
 
 static ssize_t reply(int fd, struct iovec *iov, int count, void *userdata) {
     (void)userdata;
+    fd = session.device; /* libfuse's descriptor may be the one that wakes the loop */
     struct fuse_out_header *out = iov[0].iov_base;
     struct slot *answered = NULL;
     if (filled.unique && filled.unique == (out->unique & ~UNIQUE_RESEND) && out->len == sizeof *out && !out->error)
@@ -340,11 +332,11 @@ static ssize_t reply(int fd, struct iovec *iov, int count, void *userdata) {
                 open->open_flags |= REPLY_PASSTHROUGH;
                 memcpy((char *)open + OPEN_BACKING_ID, &answered->backing_id, sizeof answered->backing_id);
             }
-            set_state(answered, ANSWERING);
+            session_set_state(answered, ANSWERING);
         }
     }
     ssize_t written = writev(fd, iov, count);
-    if (answered) set_state(answered, OPEN);
+    if (answered) session_set_state(answered, OPEN);
     return written;
 }
 
@@ -424,14 +416,16 @@ __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_sessio
         said = write(session.device, &resend, sizeof resend);
         (void)said; /* ENOTCONN: it was unmounted meanwhile, which the first read tells */
     }
-    return fuse_session_custom_io(fuse, &io, session.device);
+    int wakes = session.device;
+    if (session.want_fast_open && fast_open_start(session.device) == 0) wakes = fast_open_wakes();
+    return fuse_session_custom_io(fuse, &io, wakes);
 }
 
 static PyObject *py_attach(PyObject *self, PyObject *args) {
-    int device, want, file, takeover;
+    int device, want, file, takeover, fast = 0;
     struct stat found;
     (void)self;
-    if (!PyArg_ParseTuple(args, "ipip", &device, &want, &file, &takeover)) return NULL;
+    if (!PyArg_ParseTuple(args, "ipip|p", &device, &want, &file, &takeover, &fast)) return NULL;
     if (fstat(file, &found) < 0) return PyErr_SetFromErrno(PyExc_OSError);
     if (found.st_size != (off_t)FILE_SIZE)
         return PyErr_Format(PyExc_ValueError, "session file of %lld bytes, expected %zu", (long long)found.st_size,
@@ -442,6 +436,7 @@ static PyObject *py_attach(PyObject *self, PyObject *args) {
     session.record = record;
     session.device = device;
     session.want_passthrough = want;
+    session.want_fast_open = want && fast;
     session.taking_over = takeover && session.record->init_length;
     session.resends_over = !session.taking_over;
     session.init_unique = 0;
@@ -501,7 +496,8 @@ static PyObject *py_resends_over(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
     struct pollfd device = {.fd = session.device, .events = POLLIN};
-    if (!session.resends_over && poll(&device, 1, 0) == 0) session.resends_over = 1; /* none is left */
+    if (session.resends_over) Py_RETURN_TRUE;
+    if (fast_open_wakes() >= 0 ? fast_open_idle() : poll(&device, 1, 0) == 0) session.resends_over = 1; /* none is left */
     return PyBool_FromLong(session.resends_over);
 }
 
@@ -510,10 +506,13 @@ static PyObject *py_readable(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
     struct pollfd device = {.fd = session.device, .events = POLLIN};
+    int fast = fast_open_wakes() >= 0;
     int64_t begin = microseconds();
+    if (fast) fast_open_look(1);
     do {
-        if (poll(&device, 1, 0)) Py_RETURN_TRUE; /* what is wrong the read will find */
+        if (fast ? fast_open_ready() : poll(&device, 1, 0)) Py_RETURN_TRUE; /* what is wrong the read will find */
     } while (gap.soon && microseconds() - begin < PATIENCE);
+    if (fast && fast_open_look(0)) Py_RETURN_TRUE;
     gap.since = begin;
     Py_RETURN_FALSE;
 }
@@ -588,15 +587,14 @@ static PyObject *py_bind(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "KKKipppb", &handle, &inode, &request, &id, &noflush, &direct, &writable, &tier) ||
         !in_range(handle, "file handle"))
         return NULL;
-    struct slot *slot = &session.record->slots[handle];
-    if (handle >= session.record->slots_end) session.record->slots_end = handle + 1;
+    struct slot *slot = session_slot(handle);
     slot->inode = inode;
     slot->request = request;
     slot->backing_id = id;
     slot->open_flags = (noflush ? REPLY_NOFLUSH : 0) | (direct ? REPLY_DIRECT_IO : 0);
     slot->writable = writable;
     slot->tier = tier;
-    set_state(slot, BOUND);
+    session_set_state(slot, BOUND);
     Py_RETURN_NONE;
 }
 
@@ -605,7 +603,7 @@ static PyObject *py_set_state(PyObject *self, PyObject *args) {
     unsigned char state;
     (void)self;
     if (!PyArg_ParseTuple(args, "Kb", &handle, &state) || !in_range(handle, "file handle")) return NULL;
-    set_state(&session.record->slots[handle], state);
+    session_set_state(&session.record->slots[handle], state);
     Py_RETURN_NONE;
 }
 
@@ -657,7 +655,7 @@ static PyObject *py_gone(PyObject *self, PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
-    {"attach", py_attach, METH_VARARGS, "attach(device, want_passthrough, session_file, takeover)"},
+    {"attach", py_attach, METH_VARARGS, "attach(device, want_passthrough, session_file, takeover, want_fast_open)"},
     {"state", py_state, METH_NOARGS, "state() -> (INIT was answered, offered by the kernel, engaged)"},
     {"request", py_request, METH_NOARGS, "request() -> (number, resent) of the request just read"},
     {"requester", py_requester, METH_NOARGS, "requester() -> thread whose request was just read"},
@@ -684,6 +682,7 @@ PyMODINIT_FUNC PyInit__passthrough(void) {
     } constants[] = {{"SLOTS", SLOTS}, {"TEXT", TEXT}, {"FILE_SIZE", FILE_SIZE}, {"FREE", FREE}, {"BOUND", BOUND},
                      {"ANSWERING", ANSWERING}, {"OPEN", OPEN}, {"RELEASING", RELEASING}};
     PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddFunctions(module, fast_open_methods) < 0) Py_CLEAR(module);
     for (size_t i = 0; module && i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) Py_CLEAR(module);
     return module;

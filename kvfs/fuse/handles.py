@@ -43,18 +43,15 @@ class Handles:
         self._unanswered: set[int] = set()
         self._ended: list[int] = []
         self._releasing: set[int] = set()
+        # Takes an object with this handle out of the fast opens: core/ledger/fast_opens.py.
+        self.take_fast: Callable[[int], None] = lambda _: None
 
     def __len__(self) -> int:
         """The number of handles. One that is being released counts: its object is still open."""
         return len(self._taken) + len(self._releasing)
 
     def add(self, held: OpenObject, *, writable: bool, request: int) -> int:
-        if self._free:
-            handle = heapq.heappop(self._free)
-        elif self._next < self._slots:
-            handle, self._next = self._next, self._next + 1
-        else:
-            raise TooManyOpenError(f"all {self._slots - 1} file handles are in use")
+        handle = self.lend()
         self._taken[handle] = Handle(held, writable)
         slot = Slot(
             handle,
@@ -71,11 +68,26 @@ class Handles:
             failpoints.reach("fuse.handle.bound")
         return handle
 
+    def lend(self) -> int:
+        """A free number. Fast opens use it until `take_back`. Raises TooManyOpenError."""
+        if self._free:
+            return heapq.heappop(self._free)
+        if self._next == self._slots:
+            raise TooManyOpenError(f"all {self._slots - 1} file handles are in use")
+        self._next += 1
+        return self._next - 1
+
+    def take_back(self, handle: int, held: OpenObject) -> None:
+        """Serve a handle of a fast open from now on."""
+        self._taken[handle] = Handle(held, writable=False)
+
     def held(self, handle: int) -> OpenObject | None:
         found = self._taken.get(handle)
         return None if found is None else found.held
 
     def __getitem__(self, handle: int) -> Handle:
+        if handle not in self._taken:
+            self.take_fast(handle)
         return self._taken[handle]
 
     def begin_release(self, handle: int) -> Handle | None:

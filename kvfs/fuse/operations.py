@@ -238,6 +238,15 @@ class Operations(pyfuse3.Operations):
         entry.attr_timeout = timeout if lasting and held is None else 0
         return entry
 
+    attributes_of = _attributes
+
+    def opened_fast(self, inode: Inode, thread: int) -> None:
+        """Learn of an object in RAM that a thread opened without this loop."""
+        if self.bucket_lookup is not None:
+            self.bucket_lookup.open_predictor.opened(thread, inode.ino)
+        if self.ledger.tiers.bucket.mounted:
+            self.objects.promote(inode)  # the next blocks of its prompt
+
     @answering
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:
         if parent_inode >= FIRST_VIRTUAL or name in self.virtual.names:

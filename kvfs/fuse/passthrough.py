@@ -28,6 +28,7 @@ try:
     from kvfs.fuse import _passthrough
 finally:
     sys.setdlopenflags(_flags)
+fast = _passthrough  # for fast_open.py, which has its half of the C part's functions
 
 # From linux/fuse.h: struct fuse_out_header, of an unrequested message; enum fuse_notify_code;
 # struct fuse_notify_inval_inode_out.
@@ -63,9 +64,13 @@ class Slot(NamedTuple):
 class Passthrough:
     """The kernel reads and writes backing files itself, where it can and may."""
 
-    def __init__(self, *, unwanted: str = "") -> None:
-        """`unwanted`: the reason not to ask for passthrough; "": ask."""
+    def __init__(self, *, unwanted: str = "", fast_open: bool = False) -> None:
+        """`unwanted`: the reason not to ask for passthrough; "": ask.
+
+        fast_open: let a thread of the C part read the requests (`_fast_open.c`).
+        """
         self.unwanted = unwanted
+        self.fast_open = fast_open
         self._refusals = 0
         self._entries: dict[int, int] = {}  # backing id -> its entry in the session file
         self._free: list[int] = []
@@ -73,7 +78,7 @@ class Passthrough:
         self._device = -1
 
     def attach(self, device: int, session_file: int, *, takeover: bool) -> None:
-        _passthrough.attach(device, not self.unwanted, session_file, takeover)
+        _passthrough.attach(device, not self.unwanted, session_file, takeover, self.fast_open)
         self._device = device
 
     @property

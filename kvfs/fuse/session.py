@@ -65,7 +65,7 @@ def backings_for(config: Config) -> Passthrough:
         if config.passthrough == "on":
             raise ConfigError("passthrough=on needs root (CAP_SYS_ADMIN); mount as root, or auto")
         return Passthrough(unwanted="needs root")
-    return Passthrough()
+    return Passthrough(fast_open=config.fast_open)
 
 
 class Session:

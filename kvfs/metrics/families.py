@@ -105,6 +105,10 @@ def _opens(status: Status) -> Samples:
         yield (by,), status["counters"].get(f"opens_{by}", 0)
 
 
+def _fast_objects(status: Status) -> Samples:
+    yield (), status.get("fast_open", {"objects": 0})["objects"]  # an earlier daemon has none
+
+
 def _states(status: Status) -> Samples:
     for name, tier in status["tiers"].items():
         for state in STATES:
@@ -323,6 +327,8 @@ METRICS = (
     _gauge("trash", "Files in local tiers that kvfs has yet to unlink."),
     _gauge("reclaimable_bytes", "Bytes of RAM that a new file can get without waiting."),
     _counter("opens", "Opens of files that were not open yet.", _opens, ("by",)),
+    _counter("opens_fast", "Opens that a thread answered, without the daemon's loop."),
+    _gauge("fast_objects", "Objects whose opens need no daemon.", _fast_objects),
     _counter(
         "evictions",
         "Objects dropped, or evicted from all local tiers, by reason.",
