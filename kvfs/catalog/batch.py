@@ -37,8 +37,8 @@ class Answers:
     daemon dies before it has replied, the kernel sends the request again to the next daemon. That
     daemon finds the request here and only replies. Entries are few: one for each change under way
     at the same time; later entries overwrite them. Request numbers rise for as long as a mount
-    lives and are never reused. `known` maps each request that the previous daemon carried out to
-    its inode, until `forget`.
+    lives and are never reused. `known` has the inode of each request that the previous daemon
+    carried out, until `forget`.
     """
 
     def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 Contract: every change of state is one `Batch`. A batch is atomic if the process dies. Inode numbers
 and directory cookies come from one counter. The counter never goes back, not even after a power
-loss, nor where the catalog lost its newest changes (`doubt`). The database answers reads at once
-(`database` documents the waits). The format: `keys`, `inode`.
+loss, nor where the catalog lost its newest changes (`doubt`). A read usually takes microseconds;
+`database` says when it waits. The format: `keys`, `inode`.
 """
 
 import logging

@@ -3,10 +3,10 @@
 When a `PolicySelector` has another winner, the winner's order takes over as `Handover` says. The
 order does not change again until the old order is empty.
 
-Contract: `kvfs.eviction.policy`, leaf-first. A file system has one cache in several orders, by tier
-and by the allowed moves of an object. Each order is a `SwitchingPolicy`, and the owner shows all
-accesses to the selector. `Adaptive` is for a cache that is one order: it shows its accesses to a
-selector of its own. There an `add` is an access too, one that missed.
+Contract: `kvfs.eviction.policy`, leaf-first. A file system divides one cache among several orders:
+the tier and the allowed moves of an object decide its order. Each order is a `SwitchingPolicy`, and
+the owner shows all accesses to the selector. `Adaptive` is for a cache that is one order: it shows
+its accesses to a selector of its own. There an `add` is an access too, one that missed.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,9 @@ class PolicySelector(Observer[str]):
     leaf-first a hit is nearly always part of a contiguous prefix, so each hit counts. Counts decay:
     of a hit 1/e is left after four capacities' worth of accesses.
 
-    A kind becomes the winner when its lead passes two bounds. One is 1 % of the winner's hits. The
-    other is two standard deviations of chance, over the accesses that only one of the two hit.
+    A kind becomes the winner when its lead exceeds the sum of two numbers. One is 1 % of the
+    winner's hits. The other is two standard deviations: twice the square root of the number of
+    accesses that either the winner or the kind hit, but not both.
 
     A key of the sample takes some microseconds. A ghost has 2048 entries at most, and their
     histories, for any size of the cache. If the cache has fewer entries, all keys are in the

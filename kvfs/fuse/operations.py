@@ -71,7 +71,11 @@ NEW_ATTRIBUTES = 0.05
 
 
 class FuseKernel(Backings, Table, Protocol):
-    """The kernel as operations need it: it learns of backings and handles, and gives facts."""
+    """The part of the kernel's interface that operations use.
+
+    It registers backing files and slots, and describes the present request (`request`,
+    `requester`). It fills the answer to a READ, and tells the kernel of changed attributes.
+    """
 
     def request(self) -> tuple[int, bool]: ...
     def requester(self) -> int: ...

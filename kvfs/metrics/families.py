@@ -347,7 +347,7 @@ METRICS = (
     _counter("created", "Files created."),
     _counter("sealed", "Seals of files with new content."),
     _counter("settled", "Files written to NVMe directly, then synced and hashed."),
-    _counter("verified", "Copies on NVMe that opens compared with their digests."),
+    _counter("verified", "Copies on NVMe that kvfs compared with their digests at an open."),
     _counter("demoted", "Copies made from RAM to NVMe."),
     _counter("promoted", "Copies made from NVMe to RAM."),
     _counter("promotions_skipped", "Promotions skipped because RAM had no room."),
@@ -470,7 +470,8 @@ METRICS = (
     _bucket_counter("waits", "Waits of writers and opens for an upload."),
     _bucket_counter("lookups", "Lookups of names in the bucket."),
     _bucket_counter(
-        "absent_cached", "Lookups answered by a request of the last second: the name is absent."
+        "absent_cached",
+        "Lookups that sent no request: a lookup of the last second found the name absent.",
     ),
     _bucket_counter("found", "Objects of other nodes that lookups found."),
     _bucket_counter("imported", "Objects of other nodes that listings found."),

@@ -49,7 +49,8 @@ class Terms:
 
     - single: the largest object that goes up in one request.
     - part: the size of parts of larger objects, and of downloads.
-    - parallel: requests for one object. Over all movers 8 are best where the server is near.
+    - parallel: requests for one object. All movers together should have about 8 requests under way,
+      if the server is near.
     - once_put, once_complete: whether the store itself refuses to publish a name twice, by put and
       by complete. If it does not, kvfs looks first, and another node may write between.
     """

@@ -1,7 +1,8 @@
 """The RAM tier: kvfs's own tmpfs with huge pages, or for ordinary users a directory in /dev/shm.
 
-Contract: objects are files, so they survive the daemon. Each new tmpfs of an identity has a greater
-`epoch`. If the record of a copy has another epoch, the copy was lost with an earlier tmpfs (reboot,
+Contract: objects are files, so they survive the daemon. `identity` is that of the NVMe directory;
+without NVMe it follows from the mount point. Each new tmpfs of one identity has a greater `epoch`.
+If the record of a copy has another epoch, the copy was lost with an earlier tmpfs (reboot,
 unmount). So kvfs need not change each record then. A tmpfs with huge=within_size reads 3.5 to 4.2
 times as fast as /dev/shm, and writes 5.2 to 8.2 times as fast (docs/benchmarks.md).
 """

@@ -3,9 +3,9 @@
 Contract: a backing file is named by inode and version. No other object overwrites it. kvfs removes
 it only by unlink, because a program may have it open or mapped. `used` and `reserved` are bytes
 that other modules account here; the tier itself never refuses a file for lack of room. Methods do
-their system calls in the calling thread, so for a tier on a disk, callers use its `calls`. Only a
-`Reservation` changes `reserved`. Not for policy: the layers above decide which object is in which
-tier.
+their system calls in the calling thread. For a tier on a disk, callers therefore run the methods in
+its threads (`calls`), so that a slow disk does not stop the loop. Only a `Reservation` changes
+`reserved`. Not for policy: the layers above decide which object is in which tier.
 """
 
 import errno

@@ -3,7 +3,7 @@
 Contract: `Availability.watch` and `NodeRecord.watch` run as long as the mount. `Availability` sets
 the bucket's health, and wakes the tasks that wait for it. If a bucket answers but takes no uploads,
 for example because it is full, the answer does not make it healthy. If the bucket did not answer at
-the mount, kvfs first asks it which conditions it honours.
+the mount, kvfs first tests whether the bucket carries out conditional requests (`Terms`).
 
 `NodeRecord` writes this node's record at the start, and when a namespace comes, goes or changes its
 version. It also writes the record once a day, which says that the node lives. The record keeps a

@@ -5,8 +5,8 @@ are synchronous: between the look at the accounts and the reservation no other t
 
 Invariants:
 - An object that only RAM holds is lost only if no tier below takes it, or if memory runs out.
-- While NVMe is down, kvfs does not evict a copy in RAM because NVMe has a copy, too.
-- kvfs removes an orphan that only the kernel has open before any object with a name.
+- While NVMe is down, kvfs does not prefer to evict the RAM copies that NVMe also has.
+- Before kvfs evicts an object with a name, it removes the orphans that no program has open.
 Not for the order of victims (`Victims`), the tier of a new file (`Placement`), the quotas of a
 namespace (`Quota`), or the accounts. Not for copies that make room later (`Dispatcher`).
 """

@@ -14,10 +14,12 @@ Invariants. No await can break them, since all methods are synchronous:
   until they are gone, or until it has another copy.
 - For room that no program waits for (`gently`), an object goes only if the bucket or another tier
   has it, and if it was neither used nor fetched ahead lately.
-- The namespace with most beyond its share (`Namespace.urgency`) gives; its policy says which
-  objects. Unevictable and pinned objects do not go, nor do those of `eviction=never`.
-- On behalf of a namespace, only namespaces give that have at least as much beyond their shares. The
-  namespace itself is one of them.
+- kvfs takes room from the namespace with the greatest rank (`urgency`): dropped namespaces first,
+  then those beyond their soft quota, then by bytes divided by `weight`. The policy of this
+  namespace says which objects go. Unevictable and pinned objects do not go, nor do those of
+  `eviction=never`.
+- For the room of one namespace (`on_behalf`), kvfs takes room only from namespaces whose rank is at
+  least that of this namespace. The namespace itself is one of them.
 Not for the bytes and the tier to free: `Room`, `Quota`.
 """
 

@@ -3,9 +3,9 @@
 Contract: a sealed object is *dirty* while the bucket lacks its bytes or its name. This is
 independent of any order of eviction. The catalog stores a mark of each dirty object (`u`). It also
 stores a mark of the key and version that the bucket has of an inode (`s`). Each mark changes in the
-batch that changes its object, and so do the keys that become `superseded`. An object that waits
-until another node gives up its name is not dirty, but `contested`. The methods `on_...` are called
-in the batch of the change that they name.
+batch that changes its object. The same batch marks the bucket keys that no object needs any more
+(`superseded`). An object that waits until another node gives up its name is not dirty, but
+`contested`. The methods `on_...` are called in the batch of the change that they name.
 All methods except `load` are synchronous. After a start `load` reads the marks, beside the first
 operations. Until `load` has read a mark, `Dirty` asks the catalog for it. `Dirty` asks nothing of a
 catalog that never had a bucket (`keeps_marks`).

@@ -6,9 +6,9 @@ at once. Otherwise it begins with the namespace that is furthest beyond its shar
 the objects that would be evicted first. RAM keeps its copy until its room is needed. Demotion
 copies small objects together, since each sync costs as much as such an object.
 
-A demotion takes no room on NVMe from a namespace that has less beyond its share. A write back may
-take it, since all objects of RAM must go to NVMe. Not for making room on NVMe (`Room`), nor for the
-wear of NVMe (`Admission`).
+For an object of one namespace, a demotion takes no room on NVMe from a namespace of a lower rank
+(`Victims.urgency`). A write back may take such room, since all objects of RAM must go to NVMe. Not
+for making room on NVMe (`Room`), nor for the wear of NVMe (`Admission`).
 """
 
 import time

@@ -3,11 +3,11 @@
 Contract: a top-level directory with a setting is a namespace. The mount itself is the namespace of
 all other files. An inode's record has the namespace to which it is accounted (`Inode.namespace`,
 the number of the directory). A new inode is accounted to the namespace of its directory. Settings
-are in the catalog; the accounts are counted from the inodes. A dropped tree is here until all of
-it is removed: no program finds an object that is accounted to it.
-An open is only noted (`read`). Policies and counters of hot objects see it later: `LATELY` opens
-at once, or all as soon as a caller needs them. All methods are synchronous. Not for walking
-trees (`Walks`), nor for choosing victims (`Victims`).
+are in the catalog; the accounts are counted from the inodes. `dropped` keeps a dropped namespace
+until all its files are removed: no program finds an object that is accounted to it. An open is only
+noted (`read`). Policies and counters of hot objects see it later: when the number of noted opens is
+`LATELY`, or a caller needs them (`show_opens`). All methods are synchronous. Not for walking trees
+(`Walks`), nor for choosing victims (`Victims`).
 """
 
 import logging

@@ -39,7 +39,7 @@ WRONG = "its bytes do not match their digest"
 
 
 class Verifier(Protocol):
-    """Compares copies with their digests, and loses copies that the kernel could not write."""
+    """Compares copies with their digests. `lose` removes a copy that the kernel could not write."""
 
     async def matches(self, tier: Tier, inode: Inode) -> bool: ...
     async def lose(self, ino: int, version: int) -> None: ...

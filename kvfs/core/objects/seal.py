@@ -3,7 +3,8 @@
 Contract: an object is sealed when its last writer's FLUSH is answered. Copies and digests wait
 until that writer's handle is released, because a duplicate of its descriptor may still write. If
 the catalog refuses the release of a handle, the handle stays. It is released when the catalog takes
-writes again (`Retries`). The record changes first. Synchronous, except for closing files on disks.
+writes again (`Retries`). The catalog's record changes before the state in memory and the files do.
+Synchronous, except for closing files on disks.
 """
 
 import logging

@@ -2,19 +2,20 @@
 
 Contract: `fetch` returns when the object has a copy here. If a stream is enough for the caller,
 `fetch` returns as soon as programs can read the object during its download. `header` returns the
-first bytes, if something beside the object proves them. A caller that has waited too long gets a
-miss, and the download goes on. kvfs sends no request to a store that is down. If a store fails, the
-caller gets a miss. `ahead` fetches an object for which no open waits, as long as a
+first bytes, if the metadata of the object has a digest of them. A caller that has waited too long
+gets a miss, and the download goes on. kvfs sends no request to a store that is down. If a store
+fails, the caller gets a miss. `ahead` fetches an object for which no open waits, as long as a
 `PrefetchRequest` wants it. An open that comes meanwhile joins the fetch, and the fetch becomes
 urgent.
 
 Invariants across awaits: an object has one fetch at a time, for all callers that wait, even if all
-of them leave. The fetch is among the running ones from the first request until all callers, and
-then its `PrefetchRequest`, were told of its end. All fetches together have a bound on bytes
-(`budget`). While a handle uses a header, kvfs must not delete the key of the object. A header takes
-no room of a tier. Not for the choice of a local copy (`core/objects/copies.py`). Not for the choice
-of objects to fetch ahead, nor for scans (`core/objects/scans.py`). Not for the download itself, nor
-for the meaning of its failures (`download`).
+of them leave. The fetch is among the running ones from its first request until all callers and its
+`PrefetchRequest` have heard of its end. The callers hear of the end first. All fetches together
+have a bound on bytes (`budget`). While a handle uses a header, kvfs must not delete the key of the
+object. A header takes no room of a tier. Not for the choice of a local copy
+(`core/objects/copies.py`). Not for the choice of objects to fetch ahead, nor for scans
+(`core/objects/scans.py`). Not for the download itself, nor for the meaning of its failures
+(`download`).
 """
 
 import logging
@@ -49,7 +50,7 @@ IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 
 
 class HeaderRequest(SharedWork):
-    """A request for a header. `data`: b"" if nothing proves it."""
+    """A request for a header. `data`: b"" if the metadata has no digest of the header."""
 
     def __init__(self) -> None:
         super().__init__()
