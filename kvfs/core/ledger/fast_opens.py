@@ -170,7 +170,7 @@ class FastOpens:
         It has no open object and no lock any more.
         """
         entered = self._offer(held)
-        if not entered:
+        if held.reopened:
             self._try_again(held.inode.ino)  # soon, with another backing id
         return entered
 
@@ -182,6 +182,7 @@ class FastOpens:
         deadline = FOR_EVER if lives == math.inf else time.time_ns() + int(lives * 10**9)
         while surplus := self.gate.surplus():
             self.take(surplus)
+            self._again.pop(surplus, None)
         return self.gate.offer(held, deadline, space.use_step)
 
     def _may_enter(self, held: OpenObject) -> bool:
@@ -228,7 +229,8 @@ class FastOpens:
             self._seen.append(taken.since)
         if taken.read:
             self.records.trash.read.add(ino)
-        accessed = taken.since.accessed_ns or self._accessed.pop(ino, 0)
+        earlier = self._accessed.pop(ino, 0)
+        accessed = taken.since.accessed_ns or earlier
         if accessed and inode is not None:
             inode.atime_ns = accessed
         if not taken.handles:
@@ -316,6 +318,8 @@ class FastOpens:
         while self.gate is not None:
             await self._some_again.wait()
             await trio.sleep(STEP)
+            if not self._open:  # `run` is emptying the table
+                continue
             self._some_again = trio.Event()
             again, self._again = [*self._again], {}
             for at, ino in enumerate(again):
@@ -325,6 +329,8 @@ class FastOpens:
 
     def _reopen(self, ino: int) -> None:
         if self.gate is None or self.gate.has(ino) or self.table.peek(ino):
+            return
+        if self.gate.surplus():  # the table is full of objects that were used later
             return
         inode = self.table.inode(ino)
         if inode is None or not inode.is_file:
