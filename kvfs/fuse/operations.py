@@ -176,7 +176,7 @@ class Operations(pyfuse3.Operations):
         bucket_listing: BucketListing | None = None,
         virtual: VirtualFiles | None = None,
     ) -> None:
-        """presence: of names in a bucket, None without one. virtual: files beside the tree."""
+        """bucket_listing: None without a bucket. virtual: files beside the tree."""
         super().__init__()
         self.tree = tree
         self.renames = Renames(tree)
