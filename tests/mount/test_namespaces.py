@@ -242,7 +242,7 @@ def test_an_attribute_that_is_refused_is_explained_in_the_log(kv: Mounted) -> No
     kv.expect_log(
         r"attribute user.kvfs.(pin|weight) is refused: .*expected on the mount point or on a top-"
     )
-    kv.expect_log(r"attribute user.kvfs.version is refused: setting version: there is no such def")
+    kv.expect_log(r"attribute user.kvfs.version is refused: setting version: kvfs has no default")
     refused(errno.EINVAL, os.setxattr, kv.path / "a", "user.kvfs.ttl", b"soon")
     refused(errno.EINVAL, os.setxattr, kv.path / "a", "user.kvfs.ttll", b"1")
     refused(errno.EINVAL, os.setxattr, kv.path / "a" / "b", "user.kvfs.pin", b"on")

@@ -58,7 +58,7 @@ def attribute(path: Path, name: str) -> str:
 
 def spill(kv: Mounted, path: Path) -> None:
     """Write until only the bucket has it."""
-    kv.allow_log("writers wait for it")
+    kv.allow_log("writers wait")
     number = 0
     while attribute(path, "tier") != "s3":
         (kv.path / f"filler{number % 8}").write_bytes(os.urandom(32 * MIB))

@@ -160,6 +160,7 @@ def test_objects_from_before_the_bucket_are_uploaded(
 
 def test_open_of_a_replaced_object_gets_old_or_new_bytes(made: Make) -> None:  # noqa: F811
     kv = made("ram=32M,nvme={tmp}/nvme,nvme_size=128M")
+    kv.allow_log("writers wait")
     path = kv.path / "a"
     path.write_bytes(b"0" * len(SMALL))
     all_uploaded(kv)

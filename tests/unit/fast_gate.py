@@ -51,6 +51,9 @@ class TableGate:
     def offer(self, held: OpenObject, deadline_ns: int, use_step_ns: int) -> bool:
         assert min(deadline_ns, use_step_ns) > 0
         assert held.inode.ino not in self.entries
+        record = self.world.catalog.inode(held.inode.ino)
+        assert record is not None, "what was dropped must not stay open"
+        assert (record.version, record.links) == (held.inode.version, held.inode.links)
         if self.on:
             self.entries[held.inode.ino] = held
         return self.on

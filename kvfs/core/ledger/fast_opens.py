@@ -175,9 +175,16 @@ class FastOpens:
         return entered
 
     def _offer(self, held: OpenObject) -> bool:
-        if self.gate is None or not self._open or not self._may_enter(held):
+        if self.gate is None or not self._open:
             return False
-        inode, space = held.inode, self.namespaces.of(held.inode)
+        # Its last close may have dropped it for a quota: the record of `held` does not know that.
+        inode = self.table.inode(held.inode.ino)
+        if inode is None or inode.version != held.inode.version:
+            return False
+        held.inode = inode
+        if not self._may_enter(held):
+            return False
+        space = self.namespaces.of(inode)
         lives = space.ttl_remaining(inode, math.inf)
         deadline = FOR_EVER if lives == math.inf else time.time_ns() + int(lives * 10**9)
         while surplus := self.gate.surplus():
