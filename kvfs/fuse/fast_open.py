@@ -2,8 +2,9 @@
 
 Contract: `FastOpens` in core/ledger/fast_opens.py decides about the table, and this module carries
 that out. Everything here runs in the daemon's loop. Handles of fast opens have numbers that
-`Handles` gave ahead; they come back to it when an object is taken out. Not for Linux before 6.9 or
-a mount without passthrough: there no thread runs.
+`Handles` gave ahead; they come back to it when an object is taken out. If the kernel offers no
+passthrough (before Linux 6.9), the thread hands every request to the loop. With `passthrough=off`
+no thread runs.
 """
 
 import os
