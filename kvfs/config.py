@@ -184,7 +184,7 @@ class Config:
     fast_open: bool = described(
         SWITCH,
         "answer opens of files in RAM in a thread of its own; needs passthrough",
-        default=False,
+        default=True,
     )
     huge: Literal["within_size", "always", "advise", "never"] = _upgraded(
         choice("within_size", "always", "advise", "never"),

@@ -73,6 +73,7 @@ class Mount:
         self.bucket = bucket.prepare(live, self.directory, takeover=self.takeover)
         self.events = Events()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
+        self._fast_failed = ""
         self.fast_gate: FastGate | None = None  # set while opens are answered beside the loop
         self._saving: trio.CancelScope | None = None  # set while the objects of RAM are saved
         self.backings = backings_for(config)
@@ -311,13 +312,20 @@ class Mount:
         if self.fast_open_why:
             return
         fast, handles = self.ledger.fast_opens, self.operations.handles
-        self.fast_gate = FastGate(
+        gate = FastGate(
             *(self.backings, handles, self.operations.attributes_of, self.ledger.tiers.ram.root)
         )
         handles.take_fast = fast.take_handle
         fast.opened = self.operations.opened_fast
         fast.reopen = self.operations.objects.reopen
-        fast.start(self.fast_gate)
+        try:
+            fast.start(gate)
+        except OSError as error:
+            gate.stop()
+            self._fast_failed = f"its thread or its table cannot be had: {error.strerror}"
+            log.warning("opens of files in RAM take the longer way: %s", self._fast_failed)
+            return
+        self.fast_gate = gate
         await fast.run()
 
     @property
@@ -327,7 +335,7 @@ class Mount:
             return "turned off: mount with fast_open=on"
         if not self.backings.on:
             return f"passthrough is off: {self.backings.why}"
-        return "" if self.ledger.tiers.ram.mounted else "the mount has no RAM tier"
+        return self._fast_failed if self.ledger.tiers.ram.mounted else "the mount has no RAM tier"
 
     def _end_fast(self) -> None:
         """Make all fast opens the loop's own. Nothing is read from the kernel from here on."""

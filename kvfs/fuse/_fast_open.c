@@ -1,10 +1,10 @@
 /* Opens of resident objects without Python (Linux 6.9 and later).
  *
- * A thread that never takes the GIL reads /dev/fuse. It answers OPEN for reading, GETATTR and RELEASE
- * of the objects in its table, and hands every other request to the loop's thread by a queue. The
- * loop's thread reads the device too while it waits for the next request, and answers from the same
- * table: so a daemon that is at work costs no open a switch of threads, and a request that needs
- * Python is not handed over when Python is waiting for it.
+ * OPEN for reading, GETATTR and RELEASE of the objects in a table are answered here, and every other
+ * request goes to the loop by a queue. Two threads read /dev/fuse for that: the loop's, while it waits
+ * for a request or has just done so, and one that never takes the GIL, while the loop sleeps longer than
+ * a TICK or works longer than that. Only one of them waits for the device at a time. When both did, each
+ * request woke both, and creates and renames took a fifth to a third longer.
  *
  * Python decides what is in the table (`FastOpens` in fast_open.py): sealed objects with one copy in
  * RAM that any open for reading would get at once. It takes an object out before it changes or moves
@@ -25,6 +25,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -37,6 +38,11 @@ enum { ENTRIES = 65536, BUCKETS = 2 * ENTRIES, PATH = 48, NONE = 0 };
 /* Each answer takes some us, and an engine waits for it. As SCHED_FIFO the thread answered no sooner (open after
  * work of an engine: 152 to 432 us, 150 to 211 with this), and a tight loop of opens had half of its rate. */
 enum { NICE = -20 };
+/* ns. Each look of the thread while the loop works costs the requests of the loop 10 to 20 us: they run on the
+ * thread's processor, or wake one. With a TICK of 50 us a create took 1.35 times as long. */
+enum { TICK = 1000000 };
+/* ns. The fstat that Python's open() adds comes within 10 us; to sleep until then and be woken takes longer. */
+enum { PATIENCE = 30000 };
 #define NEVER INT64_MAX
 #define NS 1000000000LL
 
@@ -86,6 +92,7 @@ static struct opened {
 
 struct request {
     struct request *next;
+    int64_t came; /* ns */
     ssize_t length;
     char bytes[];
 };
@@ -95,14 +102,26 @@ static struct {
     int wakes;    /* eventfd: readable while the queue has something, or the device has ended */
     int woken;    /* whether it is */
     int failed;   /* errno of the device's end */
-    int awake;    /* the loop's thread looks at the queue by itself */
+    int64_t came; /* ns: when the last request that left the queue was read */
     size_t large; /* bytes of the largest request */
 } queue = {.lock = PTHREAD_MUTEX_INITIALIZER, .wakes = -1};
 
+/* What the loop does; changed with queue.lock. It sleeps in the first two: the thread waits for the device, or the
+ * loop does. In the others it will look at the queue before it sleeps. */
+enum state_of_loop { ASLEEP, DOZING, AWAITING, AT_WORK };
+static struct {
+    enum state_of_loop state;
+    int watches;    /* the device wakes it: reader.wakes has it */
+    uint64_t turns; /* how often it has waited */
+} loop = {.state = DOZING};
+
 static struct {
     pthread_t thread;
-    int running, device, stop; /* stop: eventfd */
-} reader = {.device = -1, .stop = -1};
+    int running, device;
+    int failed; /* errno: why there is no table */
+    int wakes;  /* epoll: readable when the loop has a request: of queue.wakes, and of the device if loop.watches */
+    int stop;   /* eventfd */
+} reader = {.device = -1, .wakes = -1, .stop = -1};
 static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
 
 static int64_t now_of(clockid_t clock) {
@@ -300,6 +319,7 @@ static int answer(const struct fuse_in_header *in, ssize_t length) {
 /* The queue. */
 
 static void wake_loop(void) { /* with queue.lock */
+    loop.state = AT_WORK;
     if (queue.woken) return;
     queue.woken = 1;
     (void)!eventfd_write(queue.wakes, 1);
@@ -309,12 +329,13 @@ static void push(const void *bytes, ssize_t length) {
     struct request *one = malloc(sizeof *one + length);
     if (!one) abort(); /* the request would be lost, and its sender would wait for ever */
     one->next = NULL;
+    one->came = now_of(CLOCK_MONOTONIC);
     one->length = length;
     memcpy(one->bytes, bytes, length);
     pthread_mutex_lock(&queue.lock);
     *queue.last = one;
     queue.last = &one->next;
-    if (!queue.awake) wake_loop();
+    if (loop.state == ASLEEP || loop.state == DOZING) wake_loop();
     pthread_mutex_unlock(&queue.lock);
 }
 
@@ -331,46 +352,90 @@ static struct request *pop(void) {
     return one;
 }
 
+static int device_has_request(void) {
+    struct pollfd device = {.fd = reader.device, .events = POLLIN};
+    return poll(&device, 1, 0) > 0;
+}
+
+enum outcome { NOTHING, QUEUED, ANSWERED };
+
+/* Reads one request from the device and answers it, or puts it in the queue. With `reading`. */
+static enum outcome take_request(struct landing *landing) {
+    ssize_t got = session_land(reader.device, landing, __atomic_load_n(&queue.large, __ATOMIC_RELAXED));
+    if (got >= 0) {
+        if (answer((const void *)landing->bytes, got)) return ANSWERED;
+        push(landing->bytes, got);
+        return QUEUED;
+    }
+    if (errno == EINTR || errno == ENOENT) return QUEUED; /* withdrawn */
+    if (errno == EAGAIN) return NOTHING;
+    pthread_mutex_lock(&queue.lock);
+    queue.failed = errno;
+    wake_loop();
+    pthread_mutex_unlock(&queue.lock);
+    return NOTHING;
+}
+
 /* The thread. */
 
-static void *serve(void *unused) {
-    static struct landing landing;
-    static char *buffer;
-    static size_t size;
-    (void)unused;
-    (void)!setpriority(PRIO_PROCESS, gettid(), NICE); /* an ordinary user may not */
+/* 0, or -1. With queue.lock. */
+static int watch_device(int watches) {
+    struct epoll_event event = {.events = EPOLLIN};
+    if (loop.watches == watches) return 0;
+    if (epoll_ctl(reader.wakes, watches ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, reader.device, &event) < 0) return -1;
+    loop.watches = watches;
+    return 0;
+}
+
+/* After a TICK: whether the thread is to look at the device. `seen`: turns of the loop until the TICK before. */
+static int look_after(uint64_t *seen) {
+    pthread_mutex_lock(&queue.lock);
+    int same = loop.turns == *seen;
+    *seen = loop.turns;
+    if (same && loop.state == DOZING && watch_device(0) == 0) loop.state = ASLEEP;
+    int look = loop.state == ASLEEP || (same && loop.state == AT_WORK);
+    pthread_mutex_unlock(&queue.lock);
+    return look;
+}
+
+/* Waits until the thread is to read. `since`: of its last answer. 0: it is to end. */
+static int await_request(int64_t since, uint64_t *seen) {
+    static const struct timespec tick = {.tv_nsec = TICK};
+    struct pollfd stop_device[] = {{.fd = reader.stop, .events = POLLIN}, {.fd = reader.device, .events = POLLIN}};
     for (;;) {
-        size_t wanted = __atomic_load_n(&queue.large, __ATOMIC_RELAXED);
-        if (wanted > size) {
-            char *grown = realloc(buffer, wanted);
-            if (!grown) abort();
-            buffer = grown;
-            size = wanted;
+        pthread_mutex_lock(&queue.lock);
+        int asleep = loop.state == ASLEEP;
+        pthread_mutex_unlock(&queue.lock);
+        if (asleep && now_of(CLOCK_MONOTONIC) - since < PATIENCE) {
+            if (device_has_request()) return 1;
+            continue;
         }
-        pthread_mutex_lock(&reading);
-        ssize_t got = session_read(reader.device, &landing, buffer, size);
-        int failed = got < 0 ? errno : 0;
-        if (got >= 0 && !answer((const void *)buffer, got)) push(buffer, got);
-        pthread_mutex_unlock(&reading);
-        if (!failed || failed == EINTR || failed == ENOENT) continue;
-        if (failed != EAGAIN) {
-            pthread_mutex_lock(&queue.lock);
-            queue.failed = failed;
-            wake_loop();
-            pthread_mutex_unlock(&queue.lock);
-            return NULL;
-        }
-        struct pollfd either[] = {{.fd = reader.device, .events = POLLIN}, {.fd = reader.stop, .events = POLLIN}};
-        poll(either, 2, -1);
-        if (either[1].revents) return NULL;
+        ppoll(stop_device, asleep ? 2 : 1, asleep ? NULL : &tick, NULL);
+        if (stop_device[0].revents) return 0;
+        if (asleep || look_after(seen)) return 1;
     }
 }
 
-int fast_open_wakes(void) { return queue.wakes; }
+static void *serve(void *unused) {
+    static struct landing landing;
+    int64_t since = 0;
+    uint64_t seen = 0;
+    (void)unused;
+    (void)!setpriority(PRIO_PROCESS, gettid(), NICE); /* an ordinary user may not */
+    while (!queue.failed && await_request(since, &seen)) {
+        enum outcome outcome;
+        do {
+            pthread_mutex_lock(&reading);
+            outcome = take_request(&landing);
+            pthread_mutex_unlock(&reading);
+            if (outcome == ANSWERED) since = now_of(CLOCK_MONOTONIC);
+        } while (outcome);
+    }
+    return NULL;
+}
 
-static int start_thread(size_t length) {
+static int start_thread(void) {
     sigset_t all, before;
-    __atomic_store_n(&queue.large, length, __ATOMIC_RELAXED);
     sigfillset(&all); /* signals are the main thread's */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&reader.thread, NULL, serve, NULL);
@@ -379,86 +444,82 @@ static int start_thread(size_t length) {
     return failed;
 }
 
-int fast_open_start(int device) {
-    if (queue.wakes >= 0) return 0;
+int fast_open_wakes(void) { return reader.wakes; }
+
+void fast_open_start(int device) {
+    struct epoll_event event = {.events = EPOLLIN};
+    if (reader.wakes >= 0) return;
+    reader.device = device;
+    queue.last = &queue.first;
     table.entries = calloc(ENTRIES + 1, sizeof *table.entries); /* touched as far as used */
     table.buckets = calloc(BUCKETS, sizeof *table.buckets);
     opened = calloc(SLOTS, sizeof *opened);
     reader.stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int wakes = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* the first receive starts the thread */
+    queue.wakes = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     table.noted = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (!table.entries || !table.buckets || !opened || reader.stop < 0 || table.noted < 0 || wakes < 0) return errno ? errno : ENOMEM;
-    reader.device = device;
-    queue.last = &queue.first;
-    queue.wakes = wakes;
-    queue.woken = 1;
-    return 0;
+    reader.wakes = epoll_create1(EPOLL_CLOEXEC);
+    if (table.entries && table.buckets && opened && reader.stop >= 0 && queue.wakes >= 0 && table.noted >= 0 && reader.wakes >= 0 &&
+        epoll_ctl(reader.wakes, EPOLL_CTL_ADD, queue.wakes, &event) == 0 && watch_device(1) == 0)
+        return;
+    reader.failed = errno ? errno : ENOMEM;
+    if (reader.wakes >= 0) close(reader.wakes);
+    reader.wakes = -1;
+}
+
+/* Reads a request, unless the thread is about to. */
+static enum outcome take_for_loop(void) {
+    static struct landing landing;
+    if (pthread_mutex_trylock(&reading)) return NOTHING;
+    enum outcome outcome = take_request(&landing);
+    pthread_mutex_unlock(&reading);
+    return outcome;
+}
+
+static int has_request(void) { return __atomic_load_n(&queue.first, __ATOMIC_ACQUIRE) || queue.failed; }
+
+/* Not DOZING if there is a request. */
+static enum state_of_loop set_state_of_loop(enum state_of_loop state) {
+    pthread_mutex_lock(&queue.lock);
+    loop.turns += state == AWAITING;
+    if (state == DOZING && has_request()) state = AT_WORK;
+    if (state == DOZING && watch_device(1) < 0) state = ASLEEP; /* ENOMEM */
+    loop.state = state;
+    pthread_mutex_unlock(&queue.lock);
+    return state;
 }
 
 ssize_t fast_open_receive(void *buffer, size_t length) {
-    static struct landing landing;
-    if (!reader.running && !queue.failed) { /* now the length of requests is known */
-        int failed = start_thread(length);
-        if (failed) {
-            errno = failed;
-            return -1;
-        }
-    }
     if (length > __atomic_load_n(&queue.large, __ATOMIC_RELAXED)) __atomic_store_n(&queue.large, length, __ATOMIC_RELAXED);
-    for (;;) {
-        struct request *one = pop();
-        if (one) {
-            ssize_t got = one->length;
-            if ((size_t)got > length) {
-                free(one);
-                errno = EIO;
-                return -1;
-            }
-            memcpy(buffer, one->bytes, got);
-            free(one);
-            return got;
-        }
-        if (queue.failed) {
-            errno = queue.failed;
-            return -1;
-        }
-        if (pthread_mutex_trylock(&reading)) { /* the thread has a request in its hands */
-            errno = EINTR;
-            return -1;
-        }
-        if (queue.first) { /* it had, a moment ago */
-            pthread_mutex_unlock(&reading);
-            continue;
-        }
-        ssize_t got = session_read(reader.device, &landing, buffer, length);
-        int failed = errno, answered = got >= 0 && answer(buffer, got);
-        pthread_mutex_unlock(&reading);
-        errno = failed;
-        if (answered) continue;
-        if (got < 0) errno = EINTR; /* the thread tells of the device's end, in order */
-        return got;
+    set_state_of_loop(AT_WORK);
+    struct request *one = pop();
+    if (!one && take_for_loop() == QUEUED) one = pop();
+    if (!one) {
+        errno = queue.failed ? queue.failed : EINTR;
+        return -1;
     }
+    ssize_t got = one->length;
+    queue.came = one->came;
+    if ((size_t)got <= length) memcpy(buffer, one->bytes, got);
+    free(one);
+    if ((size_t)got <= length) return got;
+    errno = EIO;
+    return -1;
 }
 
-int fast_open_ready(void) {
-    struct pollfd device = {.fd = reader.device, .events = POLLIN};
-    if (!reader.running) return 1;
-    return __atomic_load_n(&queue.first, __ATOMIC_ACQUIRE) || queue.failed || poll(&device, 1, 0) > 0;
-}
+int64_t fast_open_came(void) { return queue.came; }
 
-int fast_open_look(int awake) {
-    pthread_mutex_lock(&queue.lock);
-    queue.awake = awake;
-    int more = queue.first || queue.failed || !reader.running;
-    if (!awake && more) wake_loop();
-    pthread_mutex_unlock(&queue.lock);
-    return more;
+int fast_open_await(int64_t patience) {
+    if (!queue.large) return 1; /* the first fast_open_receive says how large requests may be */
+    int64_t begin = now_of(CLOCK_MONOTONIC);
+    set_state_of_loop(AWAITING);
+    while (!has_request() && (take_for_loop() == ANSWERED || now_of(CLOCK_MONOTONIC) - begin < patience)) {
+    }
+    return set_state_of_loop(DOZING) == AT_WORK;
 }
 
 int fast_open_idle(void) {
-    struct pollfd device = {.fd = reader.device, .events = POLLIN};
     if (pthread_mutex_trylock(&reading)) return 0;
-    int idle = !queue.first && poll(&device, 1, 0) == 0;
+    int idle = !queue.first && !device_has_request();
     pthread_mutex_unlock(&reading);
     return idle;
 }
@@ -469,11 +530,13 @@ static PyObject *py_fast_on(PyObject *self, PyObject *args) {
     int on, root;
     (void)self;
     if (!PyArg_ParseTuple(args, "pi", &on, &root)) return NULL;
+    if (on && (errno = reader.wakes < 0 ? reader.failed : reader.running ? 0 : start_thread()))
+        return PyErr_SetFromErrno(PyExc_OSError);
     pthread_mutex_lock(&table.lock);
-    table.on = on && queue.wakes >= 0;
+    table.on = on;
     table.root = root;
     pthread_mutex_unlock(&table.lock);
-    return PyBool_FromLong(table.on);
+    Py_RETURN_NONE;
 }
 
 static PyObject *py_fast_grant(PyObject *self, PyObject *args) {
@@ -749,7 +812,7 @@ static PyObject *py_fast_stop(PyObject *self, PyObject *args) {
 }
 
 PyMethodDef fast_open_methods[] = {
-    {"fast_on", py_fast_on, METH_VARARGS, "fast_on(on, root) -> whether opens are answered from the table"},
+    {"fast_on", py_fast_on, METH_VARARGS, "fast_on(on, root): whether opens are answered from the table. OSError: there is none"},
     {"fast_grant", py_fast_grant, METH_VARARGS, "fast_grant(handle): a number for an open from the table"},
     {"fast_take", py_fast_take, METH_VARARGS,
      "fast_take(inode, even_open) -> False: not in the table; True: it is open, and stays; else (backing id, handles, "

@@ -194,21 +194,19 @@ static void offer(const char *request, ssize_t length) {
  * process that is being killed gets EINTR, and the client whose request it was gets EIO, since one
  * that was half copied is not sent again (fuse_dev_do_read of Linux). By reading the source; it was
  * not caught in the act. */
-ssize_t session_read(int fd, struct landing *landing, void *buffer, size_t length) {
+ssize_t session_land(int fd, struct landing *landing, size_t length) {
     if (length > landing->size) {
         if (landing->bytes) munmap(landing->bytes, landing->size);
         landing->size = 0;
         landing->bytes = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
         if (landing->bytes == MAP_FAILED) {
             landing->bytes = NULL;
-            return read(fd, buffer, length);
+            return -1;
         }
         (void)!mlock(landing->bytes, length); /* needs a limit that an ordinary user may not have */
         landing->size = length;
     }
-    ssize_t got = read(fd, landing->bytes, length);
-    if (got > 0) memcpy(buffer, landing->bytes, got);
-    return got;
+    return read(fd, landing->bytes, length);
 }
 
 struct slot *session_slot(uint64_t handle) {
@@ -224,8 +222,9 @@ static ssize_t read_request(int fd, void *buffer, size_t length) {
     static struct landing landing;
     ssize_t got;
     if (fast_open_wakes() >= 0) return fast_open_receive(buffer, length);
-    do got = session_read(fd, &landing, buffer, length);
-    while (got >= (ssize_t)sizeof(struct fuse_in_header) && session_no_capability(fd, buffer, got));
+    do got = session_land(fd, &landing, length);
+    while (got >= (ssize_t)sizeof(struct fuse_in_header) && session_no_capability(fd, (const void *)landing.bytes, got));
+    if (got > 0) memcpy(buffer, landing.bytes, got);
     return got;
 }
 
@@ -256,7 +255,7 @@ static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
     session.request = in->unique;
     session.requester = in->pid;
     if (gap.since) {
-        gap.soon = microseconds() - gap.since < SOON;
+        gap.soon = (fast_open_wakes() >= 0 ? fast_open_came() / 1000 : microseconds()) - gap.since < SOON;
         gap.since = 0;
     }
     if (!(in->unique & UNIQUE_RESEND) && !overtakes(in->opcode)) session.resends_over = 1;
@@ -416,9 +415,8 @@ __attribute__((visibility("default"))) int fuse_session_mount(struct fuse_sessio
         said = write(session.device, &resend, sizeof resend);
         (void)said; /* ENOTCONN: it was unmounted meanwhile, which the first read tells */
     }
-    int wakes = session.device;
-    if (session.want_fast_open && fast_open_start(session.device) == 0) wakes = fast_open_wakes();
-    return fuse_session_custom_io(fuse, &io, wakes);
+    if (session.want_fast_open) fast_open_start(session.device);
+    return fuse_session_custom_io(fuse, &io, fast_open_wakes() >= 0 ? fast_open_wakes() : session.device);
 }
 
 static PyObject *py_attach(PyObject *self, PyObject *args) {
@@ -506,13 +504,14 @@ static PyObject *py_readable(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
     struct pollfd device = {.fd = session.device, .events = POLLIN};
-    int fast = fast_open_wakes() >= 0;
-    int64_t begin = microseconds();
-    if (fast) fast_open_look(1);
-    do {
-        if (fast ? fast_open_ready() : poll(&device, 1, 0)) Py_RETURN_TRUE; /* what is wrong the read will find */
-    } while (gap.soon && microseconds() - begin < PATIENCE);
-    if (fast && fast_open_look(0)) Py_RETURN_TRUE;
+    int64_t begin = microseconds(), patience = gap.soon ? PATIENCE : 0;
+    if (fast_open_wakes() >= 0) {
+        if (fast_open_await(1000 * patience)) Py_RETURN_TRUE;
+    } else {
+        do {
+            if (poll(&device, 1, 0)) Py_RETURN_TRUE; /* what is wrong the read will find */
+        } while (microseconds() - begin < patience);
+    }
     gap.since = begin;
     Py_RETURN_FALSE;
 }

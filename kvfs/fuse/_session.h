@@ -43,12 +43,12 @@ struct slot { /* of a file handle; its number is the index */
 void session_set_state(struct slot *slot, enum state state);
 /* Any thread; each slot has one that changes it. Grows the part of the file that has slots. */
 struct slot *session_slot(uint64_t handle);
-/* Any thread: one request of the device, into pages that are present. As read(2), in buffer. */
+/* Any thread: one request of the device, into pages that are present, landing->bytes. As read(2). */
 struct landing {
     char *bytes;
     size_t size;
 };
-ssize_t session_read(int fd, struct landing *landing, void *buffer, size_t length);
+ssize_t session_land(int fd, struct landing *landing, size_t length);
 /* Any thread: whether the question for security.capability was answered. */
 int session_no_capability(int fd, const struct fuse_in_header *in, ssize_t length);
 int session_device(void);
@@ -57,14 +57,14 @@ int session_device(void);
 extern PyMethodDef fast_open_methods[];
 /* The descriptor that is readable when fast_open_receive has a request; -1: the device is. */
 int fast_open_wakes(void);
-/* Starts the thread. 0, or an errno. */
-int fast_open_start(int device);
+/* Makes the table, which is off. If that fails, fast_on says so. */
+void fast_open_start(int device);
 /* One request that is not answered here, as read(2) of a device that does not wait. */
 ssize_t fast_open_receive(void *buffer, size_t length);
-/* Whether fast_open_receive has a request by now; it looks at the device too. */
-int fast_open_ready(void);
-/* awake: the loop will ask by itself, until it says otherwise. Whether there is a request by now. */
-int fast_open_look(int awake);
+/* When the kernel gave the last one of these, in ns of CLOCK_MONOTONIC. */
+int64_t fast_open_came(void);
+/* Waits for a request so many ns. Whether fast_open_receive has one. If not, the loop is to sleep. */
+int fast_open_await(int64_t patience);
 /* Whether no request is unread or in the queue. */
 int fast_open_idle(void);
 

@@ -2,9 +2,8 @@
 
 Contract: `FastOpens` in core/ledger/fast_opens.py decides about the table, and this module carries
 that out. Everything here runs in the daemon's loop. Handles of fast opens have numbers that
-`Handles` gave ahead; they come back to it when an object is taken out. If the kernel offers no
-passthrough (before Linux 6.9), the thread hands every request to the loop. With `passthrough=off`
-no thread runs.
+`Handles` gave ahead; they come back to it when an object is taken out. The thread starts when the
+gate is turned on. That never happens without passthrough.
 """
 
 import os
@@ -60,10 +59,13 @@ class FastGate:
         self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def turn(self, *, on: bool) -> None:
-        """Answer opens from the table, or hand all to the daemon."""
+        """Answer opens from the table, or hand all to the daemon.
+
+        Raises OSError, the first time only: there was no memory for the table or the thread.
+        """
+        fast.fast_on(on, self._root)
         if on:
             self._give_handles()
-        fast.fast_on(on, self._root)
 
     def _give_handles(self) -> None:
         if fast.fast_state()[4] >= AHEAD_LEAST:

@@ -20,6 +20,7 @@ from tests.harness import KVFS, Mounted, wait_for
 SIZE = 300_000
 TIERS = "ram=64M,nvme={tmp}/nvme,nvme_size=256M"
 OPTIONS = f"{TIERS},fast_open=on"
+OFF = f"{TIERS},fast_open=off"
 
 
 def fast(kv: Mounted) -> int:
@@ -159,8 +160,16 @@ def test_handles_survive_the_daemon(kv: Mounted, how: str) -> None:
     assert fast(kv) == 1
 
 
-def test_opens_are_not_fast_by_default(mount: Mount) -> None:
+def test_opens_are_fast_by_default(mount: Mount) -> None:
     kv = mount(TIERS)
+    content = written(kv.path / "a")
+    wait_for(lambda: kv.status()["fast_open"]["objects"] == 1, "it is in the table")
+    assert (kv.path / "a").read_bytes() == content
+    assert kv.status()["counters"]["opens_fast"] == 1
+
+
+def test_opens_are_not_fast_if_turned_off(mount: Mount) -> None:
+    kv = mount(OFF)
     content = written(kv.path / "a")
     for _ in range(3):
         assert (kv.path / "a").read_bytes() == content
@@ -305,7 +314,7 @@ def _answers(path: Path) -> list[object]:
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__.strip("_"))
 def test_answers_are_those_of_the_loop(emptied: Mount, step: Step, *, open_meanwhile: bool) -> None:
     content, told = bytes(range(256)) * (SIZE // 256 + 1), []
-    for options in (OPTIONS, TIERS):
+    for options in (OPTIONS, OFF):
         kv = emptied(options)
         path = kv.path / "ns" / "a"
         path.parent.mkdir()

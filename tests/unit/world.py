@@ -357,7 +357,8 @@ class World:
     def fast_ids(self) -> set[int]:
         """The backing ids of objects whose opens need no daemon."""
         entries = {} if self.gate is None else self.gate.entries
-        return {held.backing_id for held in entries.values()}
+        waiting = self.ledger.fast_opens.written
+        return {held.backing_id for held in (*entries.values(), *waiting.values())}
 
     # Steps of an application
 

@@ -182,7 +182,7 @@ class Sealing:
             else:
                 os.close(held.fd)
         self.incoming.set_stream(held, None)
-        if held.backing_id and not self.ledger.fast_opens.offer(held):
+        if held.backing_id and not self.ledger.fast_opens.offer(held, written=writable):
             self.backings.release(held.backing_id)
 
     def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
