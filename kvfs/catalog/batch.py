@@ -7,7 +7,6 @@ that is `Catalog`.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from struct import Struct
@@ -61,22 +60,22 @@ class Answers:
         self._free.extend(range(self._reserved))
         self._reserved = 0
 
-    @contextmanager
-    def carrying_out(self, request: int) -> Iterator[None]:
+    def carrying_out(self, request: int) -> "CarryingOut":
         """Let the task's batch that calls `answers()` carry out this request.
 
         The block ends before the reply. The reply must follow without an await.
         """
+        return CarryingOut(self, request)
+
+    def take_entry(self) -> int:
+        """An entry for a request, until `free_entry`."""
         if self._free:
-            index = self._free.pop()
-        else:
-            index, self._end = self._end, self._end + 1
-        token = _current.set((index, request))
-        try:
-            yield
-        finally:
-            _current.reset(token)
-            self._free.append(index)
+            return self._free.pop()
+        self._end += 1
+        return self._end - 1
+
+    def free_entry(self, index: int) -> None:
+        self._free.append(index)
 
     @staticmethod
     def entry(ino: int) -> tuple[bytes, bytes] | None:
@@ -86,6 +85,25 @@ class Answers:
             return None
         index, request = current
         return _ANSWER_KEY.pack(keys.ANSWERS, index), _ANSWER.pack(request, ino)
+
+
+class CarryingOut:
+    """The block of `Answers.carrying_out`. `contextmanager` would cost 2 us more."""
+
+    __slots__ = ("_answers", "_index", "_request")
+
+    def __init__(self, answers: Answers, request: int) -> None:
+        self._answers = answers
+        self._request = request
+        self._index = -1
+
+    def __enter__(self) -> None:
+        self._index = self._answers.take_entry()
+        _current.set((self._index, self._request))
+
+    def __exit__(self, *_: object) -> None:
+        _current.set(None)
+        self._answers.free_entry(self._index)
 
 
 class BatchCatalog(Protocol):
@@ -104,6 +122,7 @@ class BatchCatalog(Protocol):
     def mark(self, kind: bytes, ino: int) -> bytes | None: ...
     def answer_entries(self) -> list[tuple[bytes, bytes]]: ...
     def commit(self, changes: Changes, *, sync: bool) -> None: ...
+    def remember(self, directory: Inode) -> None: ...
 
 
 class Batch:
@@ -115,13 +134,16 @@ class Batch:
     batch commits, `Catalog.complete_batch` may add changes that follow from the names in `named`.
     """
 
-    __slots__ = ("_before", "_catalog", "_changes", "_put", "_then", "named", "sync")
+    __slots__ = (
+        *("_before", "_catalog", "_changes", "_directories", "_put", "_then", "named", "sync"),
+    )
 
     def __init__(self, catalog: BatchCatalog) -> None:
         self._catalog = catalog
         self._changes: Changes = []
         self._before: list[tuple[Inode, Inode]] = []
         self._put: list[Inode] = []
+        self._directories: list[Inode] = []  # copies of records, as they were put
         self._then: list[Callable[[], None]] = []
         self.named: list[tuple[int, bytes]] = []  # names that were given or taken: directory, name
         self.sync = False
@@ -150,6 +172,8 @@ class Batch:
         elif inode.placed:
             self._be_of_format(keys.PLACED)
         self._put.append(inode)
+        if inode.is_dir:
+            self._directories.append(inode.copy())
         self._changes.append((keys.INODES + keys.number_key(inode.ino), inode.pack()))
 
     def _be_of_format(self, number: int) -> None:
@@ -162,6 +186,7 @@ class Batch:
         """Delete an inode and its extended attributes. `unlink` removes its names."""
         self._catalog.changing(inode)
         self._changes.append((keys.INODES + keys.number_key(inode.ino), None))
+        self._directories = [one for one in self._directories if one.ino != inode.ino]
         for name in self._catalog.xattr_names(inode.ino):
             self._changes.append((keys.XATTRS + keys.name_key(inode.ino, name), None))
 
@@ -270,6 +295,8 @@ class Batch:
         except BaseException:
             self._undo()
             raise
+        for directory in self._directories:
+            self._catalog.remember(directory)
         self._follow()
 
     def _follow(self) -> None:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 FIRST_ID = 16  # below: the root's inode, and the cookies of '.' and '..'
 _NUMBER = re.compile(r"[0-9]{1,19}")
 IDS_AT_ONCE = 1 << 20  # one synced write reserves this many numbers
+DIRECTORIES = 1024  # records that are kept decoded, some 1 MiB
 DEEPEST = 4096  # names of a path: a damaged catalog may have a directory below itself
 DOUBT = "doubt"  # a fact: the change after which changes are missing, which kvfs could not restore
 
@@ -46,6 +47,10 @@ class Catalog:
         self.answers = Answers()
         self.carried: dict[str, str] = {}  # facts that the next change writes too
         self.unreadable: set[int] = set()  # inodes with undecodable records, so far
+        # Records of directories, as they are stored. A create, the GETATTR of its directory that
+        # the kernel sends after it, and an unlink ask for one; a copy costs 1 us instead of 6.
+        self._directories: dict[int, Inode] = {}
+        self._opened = self.database.openings  # the opening of which they are
         # Adds to a batch the changes that follow from its names, before the batch commits. It may
         # raise.
         self.complete_batch: Callable[[Batch], None] = lambda _: None
@@ -147,6 +152,9 @@ class Catalog:
             ]
         self.database.write(changes, sync=sync)
         self.carried.clear()
+        for key, _ in changes:
+            if key.startswith(keys.INODES):
+                self._directories.pop(int.from_bytes(key[1:], "big"), None)
         if failpoints.active:
             failpoints.reach("catalog.committed")
 
@@ -203,13 +211,27 @@ class Catalog:
 
         Raises CatalogError also for an undecodable record.
         """
+        kept = self._directories.get(ino)
+        if kept is not None and self._opened == self.database.openings:
+            return kept.copy()
         record = self.database.get(keys.INODES + keys.number_key(ino))
         if record is None:
             return None
         found = self._readable(ino, record)
         if found is None:
             raise CatalogError(f"catalog {self.path}: the record of inode {ino} is invalid")
+        if found.is_dir:
+            self.remember(found.copy())
         return found
+
+    def remember(self, directory: Inode) -> None:
+        """Keep a directory's record, which is stored so. The caller never changes it."""
+        if self._opened != self.database.openings:
+            self._opened = self.database.openings
+            self._directories.clear()
+        self._directories[directory.ino] = directory
+        if len(self._directories) > DIRECTORIES:
+            del self._directories[next(iter(self._directories))]
 
     def _readable(self, ino: int, record: bytes) -> Inode | None:
         """The inode, or None for an undecodable record."""

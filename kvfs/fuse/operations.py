@@ -474,10 +474,10 @@ class Operations(pyfuse3.Operations):
 
     async def _create(self, parent: int, name: bytes, mode: int, ctx: RequestContext) -> OpenObject:
         caller.set(ctx.pid)
-        make = self.tree.maker(parent, name, mode, ctx.uid, ctx.gid)
-        namespace = self.ledger.namespaces.of(make()[0])
+        directory, make = self.tree.maker(parent, name, mode, ctx.uid, ctx.gid)
+        namespace = self.ledger.namespaces.of(directory)
         for_nfs = namespace.settings.publish == "close" and is_nfs_server(ctx.pid)
-        return await self.objects.creation.create(parent, name, make, named_at_once=for_nfs)
+        return await self.objects.creation.create(directory, name, make, named_at_once=for_nfs)
 
     async def _wait_turn(self, inode: Inode, owed: int, *, written: bool) -> None:
         """Wait as the namespace's limits and its share of the mount's bandwidth require."""

@@ -588,3 +588,45 @@ def test_a_catalog_of_format_3_is_one_of_format_4_from_the_first_packed_copy(
     catalog = Catalog(tmp_path / "catalog")
     assert catalog.inode(20) == one
     catalog.close()
+
+
+def test_a_directory_is_read_as_it_was_committed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog keeps records of directories: changes, refused ones too, and deletes count."""
+    catalog = Catalog(tmp_path)
+    directory = Inode(20, stat.S_IFDIR | 0o755, 0, 0, links=((1, 20),))
+    with catalog.batch() as batch:
+        batch.put(directory)
+    found = catalog.inode(20)
+    assert found == directory
+    assert found is not None
+    found.subdirs = 7  # of this caller alone
+    assert catalog.inode(20) == directory
+    with catalog.batch() as batch:
+        batch.put(found)
+        found.subdirs = 8  # not put
+    now = catalog.inode(20)
+    assert now is not None
+    assert now.subdirs == 7
+
+    def refuse(*_: object, **__: object) -> None:
+        raise CatalogError("no room")
+
+    now.subdirs = 9
+    with monkeypatch.context() as patched:
+        patched.setattr(catalog, "commit", refuse)
+        with pytest.raises(CatalogError), catalog.batch() as batch:
+            batch.put(now)
+    assert now.subdirs == 7
+    assert catalog.inode(20) == now
+    with catalog.batch() as batch:
+        batch.put(replace(now, mode=stat.S_IFREG))
+    changed = catalog.inode(20)
+    assert changed is not None
+    assert not changed.is_dir
+    with catalog.batch() as batch:
+        batch.put(now)
+        batch.delete(now)
+    assert catalog.inode(20) is None
+    catalog.close()

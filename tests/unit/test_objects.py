@@ -746,7 +746,7 @@ def test_a_directory_that_goes_while_room_is_made(
 
         monkeypatch.setattr(made.placement, "choose", meanwhile)
         with pytest.raises(NotFoundError):
-            await made.objects.creation.create(folder.ino, b"a", made.maker(folder.ino, b"a"))
+            await made.create(b"a", parent=folder.ino)
         assert [tier.reserved for tier in made.ledger.tiers.local] == before
 
     trio.run(scenario)

@@ -362,11 +362,9 @@ class World:
 
     # Steps of an application
 
-    def maker(self, parent: int, name: bytes) -> Callable[[], tuple[Inode, Inode]]:
-        return self.tree.maker(parent, name, stat.S_IFREG | 0o644, 0, 0)
-
     async def create(self, name: bytes, content: bytes = b"", parent: int = ROOT_INO) -> OpenObject:
-        held = await self.objects.creation.create(parent, name, self.maker(parent, name))
+        directory, make = self.tree.maker(parent, name, stat.S_IFREG | 0o644, 0, 0)
+        held = await self.objects.creation.create(directory, name, make)
         self.write(held, content)
         return held
 

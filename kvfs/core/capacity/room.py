@@ -66,6 +66,10 @@ class Room:
             self._nvme_is_full = False
         return Reservation(tier, wanted)
 
+    def reserve_free(self, ram: RamTier, wanted: int) -> Reservation | None:
+        """Reserve bytes for a new file that are free in RAM now, beside the headroom; else None."""
+        return Reservation(ram, wanted) if ram.free - self.headroom >= wanted else None
+
     def reserve_for_file(
         self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
     ) -> Reservation | None:

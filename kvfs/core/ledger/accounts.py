@@ -135,8 +135,10 @@ class Accounts:
 
     def _count(self, inode: Inode, sign: int = 1) -> None:
         holders = self.tiers.holders(inode)
+        costs: dict[str, int] = {}
         for tier in holders:
-            tier.used += sign * self.tiers.cost(inode, tier)
+            cost = costs[tier.name] = self.tiers.cost(inode, tier)
+            tier.used += sign * cost
             tier.objects += sign
         if len(holders) > 1:
             self.doubled_bytes += sign * Tier.cost(inode.blocks)
@@ -148,7 +150,6 @@ class Accounts:
         if inode.in_bucket and not holders:
             self.spilled += sign
             self.followers.count(inode, sign)
-        costs = {tier.name: self.tiers.cost(inode, tier) for tier in holders}
         self.namespaces.count(inode, costs, bucket, sign)
 
     # The census

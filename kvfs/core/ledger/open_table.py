@@ -128,12 +128,22 @@ class OpenObject:
     def ahead(self) -> int:
         """Bytes to set aside for the bytes that come until the next looks.
 
-        They double the file, as vectors grow, but not beyond its expected size. A writer of 10 GB/s
-        gets ahead by 20 MB between two looks at first. Later it gets ahead by no more than it has
-        reserved.
+        They double the file, as vectors grow, but not beyond its expected size. At first a writer
+        of 10 GB/s gets ahead by 20 MB between two looks, or by 200 MB where much is free. Later it
+        gets ahead by no more than it has reserved.
         """
         lacks = self.expected - self.staged
         return min(self.staged, lacks if lacks > 0 else AHEAD_MAX, AHEAD_MAX)
+
+    @property
+    def content(self) -> tuple[int, int, int]:
+        """Size, time of change and blocks, as they were measured last: compare `sealed_as`."""
+        return self.inode.size, self.inode.backing_mtime_ns, self.inode.blocks
+
+    @property
+    def measured(self) -> int:
+        """`taken`, as the record was measured last."""
+        return max(self.promised, self.inode.blocks * 512)
 
     @property
     def taken(self) -> int:
@@ -189,10 +199,11 @@ class OpenTable:
         held = self.peek(ino)
         return self.catalog.inode(ino) if held is None else held.inode
 
-    def stage(self, held: OpenObject) -> None:
+    def stage(self, held: OpenObject, taken: int | None = None) -> None:
+        """Enter an object with a writer. taken: bytes that it takes; None: measure it."""
         self.staging[held.inode.ino] = held
         self.changes += 1
-        self.weigh(held, held.taken)
+        self.weigh(held, held.taken if taken is None else taken)
         self.writing.set()
 
     def unstage(self, held: OpenObject, *, stays: bool = False) -> None:

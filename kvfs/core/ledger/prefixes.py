@@ -19,7 +19,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from kvfs.catalog import Batch, Catalog, Dentry, Inode
@@ -152,9 +152,12 @@ class Prefixes:
         self.orphans.keep(directory, batch)  # a process that has it open may ask for its attributes
         batch.then(partial(self.invalidate_name, top, entry.name, directory.ino))
 
-    @contextmanager
-    def entering(self, directory: int) -> Iterator[None]:
+    def entering(self, directory: int) -> AbstractContextManager[None]:
         """Protect a directory's block from eviction while a file is made in the directory."""
+        return self._entering(directory) if self.namespaces.prefixes else nullcontext()
+
+    @contextmanager
+    def _entering(self, directory: int) -> Iterator[None]:
         self._entered[directory] += 1
         try:
             yield

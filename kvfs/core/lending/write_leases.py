@@ -112,12 +112,10 @@ class WriteLeases:
         if request.shard:
             name += b"." + request.shard.encode()
         mode = stat.S_IFREG | request.mode
-        make = self.tree.maker(directory.ino, name, mode, who.uid, who.gid)
+        directory, make = self.tree.maker(directory.ino, name, mode, who.uid, who.gid)
         self.portions.charge(who.uid)
         try:
-            held = await self.objects.creation.create_at_once(
-                directory.ino, name, make, request.size
-            )
+            held = await self.objects.creation.create_at_once(directory, name, make, request.size)
             if held is None:
                 raise StaleError("RAM has no room for it now")
         except BaseException:

@@ -66,12 +66,13 @@ class Demotion:
         """The next objects to copy to NVMe, of the namespace that is furthest beyond its share."""
         if self.breaker.pausing:
             return []
-        spaces = self.room.victims.by_urgency(demotable(self.ledger))
+        able = demotable(self.ledger)
+        if not self._must_demote():
+            able = [space for space in able if space.settings.write == "through"]
+        spaces = self.room.victims.by_urgency(able)
         # The namespace with the fewest copies for its weight comes first, so all share the movers.
         in_flight = self.transfers.in_flight
         spaces.sort(key=lambda space: in_flight[space.ino] / space.settings.weight)
-        if not self._must_demote():
-            spaces = [space for space in spaces if space.settings.write == "through"]
         if not self.write_back.wanted:
             spaces = [space for space in spaces if not self._is_full_for(space)]
         return next(filter(None, map(self._oldest_in_ram, spaces)), [])

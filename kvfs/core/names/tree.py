@@ -237,10 +237,11 @@ class Tree:
 
     def maker(
         self, parent: int, name: bytes, mode: int, uid: int, gid: int
-    ) -> Callable[[], tuple[Inode, Inode]]:
-        """Return a function that returns a new file's directory and new inode.
+    ) -> tuple[Inode, Callable[[], tuple[Inode, Inode]]]:
+        """Return the directory of a new file, and a function for the commit of the file.
 
         This method checks the name. The function checks it again if the catalog has changed since.
+        It returns the directory as it is then, and the new inode.
         """
         state = self.catalog.database.state
         directory = self.check_new(parent, name)
@@ -250,7 +251,7 @@ class Tree:
             current = directory if same else self.check_new(parent, name)
             return current, self.new_in(current, mode, uid, gid)
 
-        return make
+        return directory, make
 
     def make(
         self,

@@ -1,8 +1,8 @@
 """Create files, begin new versions, and prepare sealed objects for another writer.
 
-Contract: `create` calls `make` twice: before it reserves room, and after its last await. So the
-checks of `make` still hold at the commit. The order is: room, backing file, then the record with
-the name in one batch. If a step fails, `create` removes the results of the steps before.
+Contract: `create` calls `make` after its last await. So the checks of `make` still hold at the
+commit. The order is: room, backing file, then the record with the name in one batch. If a step
+fails, `create` removes the results of the steps before.
 
 `make_writable` prepares an open object for a writer. The new version is in the same backing file,
 and readers keep this file. This is the one exception to *the record first*: the file gets the name
@@ -21,7 +21,6 @@ import logging
 import os
 import stat
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 
 from kvfs.catalog import Batch, Inode
@@ -68,17 +67,19 @@ class Creation:
         self._overdue: dict[int, int] = {}  # inode -> version whose late create unlinks its file
 
     async def create(
-        self, parent: int, name: bytes, make: Make, *, named_at_once: bool = False
+        self, directory: Inode, name: bytes, make: Make, *, named_at_once: bool = False
     ) -> OpenObject:
         """Create a file with its first writer.
 
+        directory: its directory, in which the caller has found the name free.
         make: returns the directory and the inode, or raises the error that forbids the file.
         named_at_once: the file has its name from now on, even with `publish=close`.
 
         Raises NoSpaceError, TierError and the errors of `make`.
         """
+        parent = directory.ino
         with self.ledger.prefixes.entering(parent):
-            namespace = self.ledger.namespaces.of(make()[0])
+            namespace = self.ledger.namespaces.of(directory)
             at_close = namespace.settings.publish == "close" and not named_at_once
             publish = (parent, name) if at_close else None
             expected = self.placement.expect(parent, name, namespace)
@@ -86,19 +87,19 @@ class Creation:
                 return await self._begin(parent, name, make, room, expected or 0, publish=publish)
 
     async def create_at_once(
-        self, parent: int, name: bytes, make: Make, size: int
+        self, directory: Inode, name: bytes, make: Make, size: int
     ) -> OpenObject | None:
         """Create a file of `size` bytes in RAM if RAM has room now; else return None.
 
         The loop runs no other task meanwhile. Raises TierError and the errors of `make`.
         """
-        with self.ledger.prefixes.entering(parent):
-            namespace = self.ledger.namespaces.of(make()[0])
+        with self.ledger.prefixes.entering(directory.ino):
+            namespace = self.ledger.namespaces.of(directory)
             room = self.placement.choose_at_once(namespace, size)
             if room is None:
                 return None
             with room:
-                return await self._begin(parent, name, make, room, size)
+                return await self._begin(directory.ino, name, make, room, size)
 
     async def _begin(
         self,
@@ -115,41 +116,55 @@ class Creation:
         If this raises, the caller still has `room`. publish: the directory and the name that the
         file gets at its close; None: the file gets `name` now.
         """
-        catalog, ledger = self.catalog, self.ledger
-        ino = catalog.next_id()
-        with ExitStack() as rooms:
-            try:
-                fd = await self.files.make(room.tier, ino, 1)
-            except (TierError, NoSpaceError):
-                instead = self._room_in_ram(parent, room)  # NVMe fails, or is full
-                if instead is None:
-                    raise
-                room = rooms.enter_context(instead)
-                fd = room.tier.create(ino, 1)
-            try:
-                directory, inode = make()
-                inode.ino = ino
-                inode.version = 1
-                ledger.tiers.set_holder(inode, room.tier, holds=True)
-                with catalog.batch() as batch:
-                    ledger.namespaces.places.place(inode, directory, name, batch)
-                    if publish is None:
-                        self.publishing.give_name(inode, directory, name, batch)
-                    else:
-                        self.publishing.note_name(ino, parent, name, batch)
-                    batch.put(inode)
-                    batch.mark_unfinished(ino)
-                    batch.answers(ino)
-            except BaseException:
-                os.close(fd)
-                ledger.trash.throw_away(room.tier, ino, 1)
+        ino = self.catalog.next_id()
+        try:
+            fd = await self.files.make(room.tier, ino, 1)
+        except (TierError, NoSpaceError):
+            instead = self._room_in_ram(parent, room)  # NVMe fails, or is full
+            if instead is None:
                 raise
-            held = OpenObject(inode, room.tier, fd, writable=True, writers=1, publish=publish)
-            held.reservation = room.keep()
+            with instead:
+                fd = instead.tier.create(ino, 1)
+                return self._enter(ino, fd, parent, name, make, instead, expected, publish)
+        return self._enter(ino, fd, parent, name, make, room, expected, publish)
+
+    def _enter(
+        self,
+        ino: int,
+        fd: int,
+        parent: int,
+        name: bytes,
+        make: Make,
+        room: Reservation,
+        expected: int,
+        publish: tuple[int, bytes] | None,
+    ) -> OpenObject:
+        """Commit a new inode, whose backing file is made, and enter its open object."""
+        ledger, tier = self.ledger, room.tier
+        try:
+            directory, inode = make()
+            inode.ino = ino
+            inode.version = 1
+            ledger.tiers.set_holder(inode, tier, holds=True)
+            with self.catalog.batch() as batch:
+                ledger.namespaces.places.place(inode, directory, name, batch)
+                if publish is None:
+                    self.publishing.give_name(inode, directory, name, batch)
+                else:
+                    self.publishing.note_name(ino, parent, name, batch)
+                batch.put(inode)
+                batch.mark_unfinished(ino)
+                batch.answers(ino)
+        except BaseException:
+            os.close(fd)
+            ledger.trash.throw_away(tier, ino, 1)
+            raise
+        held = OpenObject(inode, tier, fd, writable=True, writers=1, publish=publish)
+        held.reservation = room.keep()
         held.expected = expected
         held.backing_id = self.files.register(held)
         ledger.table.open[ino] = held
-        ledger.table.stage(held)
+        ledger.table.stage(held, taken=0)
         ledger.counters["created"] += 1
         return held
 
@@ -188,7 +203,7 @@ class Creation:
         held.expected = expected or 0
         held.backing_id = self.files.register(held)
         ledger.table.open[current.ino] = held
-        ledger.table.stage(held)
+        ledger.table.stage(held, taken=0)
         return held
 
     async def _make_version(self, inode: Inode, version: int, tier: Tier) -> tuple[Inode, int]:

@@ -59,6 +59,9 @@ class BackingFiles:
         return await self.io(held.tier, TierCall.on_file(what, held.fd, do, patience))
 
     async def make(self, tier: Tier, ino: int, version: int) -> int:
+        """Make a backing file; return its descriptor. Raises TierError, NoSpaceError."""
+        if not tier.slow:
+            return tier.create(ino, version)
         late = partial(tier.uncreate, ino=ino, version=version)
         return await self.io(tier, TierCall("create", lambda: tier.create(ino, version), late))
 

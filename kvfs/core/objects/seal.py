@@ -86,7 +86,7 @@ class Sealing:
         staged = (
             self.ledger.table.staging.get(held.inode.ino) is held
         )  # a takeover seals others, too
-        if staged and held.taken > held.staged and not held.just_closed:
+        if staged and held.measured > held.staged and not held.just_closed:
             self.bounds.look_at_end(held)
         if held.publish is not None and held.inode.size:
             self.publishing.publish(held)
@@ -108,7 +108,7 @@ class Sealing:
         """Seal the object as it was measured. Returns whether it had new content."""
         inode = held.inode
         # The record in memory is no measure: each request for attributes has updated it.
-        found = (inode.size, inode.backing_mtime_ns, inode.blocks)
+        found = held.content
         if inode.sealed and found[:2] == held.sealed_as[:2]:
             if found != held.sealed_as:  # ext4 allocates late: accounts go by what the record says
                 with self.catalog.batch() as batch:
@@ -200,7 +200,8 @@ class Sealing:
             self.files.measure(held)
         if held.doom is not None and inode.links:  # the catalog has refused that before
             ledger.removals.take_names(held, type(held.doom).__name__.encode())
-        why = self._too_large(held) if written else None
+        # A flush has asked this of the content that it sealed.
+        why = self._too_large(held) if written and held.content != held.sealed_as else None
         if why is not None and not last:  # its readers keep it open, but none of its bytes
             ledger.table.weigh(held, held.taken)
             self.cut_off(held, why)
