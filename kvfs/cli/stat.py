@@ -56,6 +56,8 @@ def _file(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "block before", _some(found["before"]["files"]) or "not here"
     if found["after"]:
         yield "blocks after", _some(found["after"])
+    if found["begins"]:
+        yield "begins in", _begins(found["begins"])
     heat = found["heat"]
     of = f" of {heat['promote_after']} for its promotion" if heat["promote_after"] else ""
     yield "opened", f"{heat['opens']} times recently"
@@ -104,6 +106,21 @@ def _open(held: dict[str, Any]) -> str:
 def _group(group: dict[str, Any]) -> str:
     about = [f"{name} {group[name]}" for name in ("engine", "model", "block") if group[name]]
     return ", ".join([*about, f"{len(group['files'])} files: {_some(group['files'])}"])
+
+
+def _begins(begins: dict[str, Any]) -> str:
+    rule = {
+        "block": f"the name is that of a block of {begins['layout']}",
+        "pool": f"the name is that of a pool of blocks of {begins['layout']}",
+        "extension": f"no layout has the name; its kind is .{begins['extension']} in its namespace",
+        "directory": "no layout has the name, and it lacks an extension; its kind is its directory",
+    }[begins["rule"]]
+    size = "no file of this kind is known"
+    if begins["expected"] is not None:
+        size = f"{human(begins['expected'])} expected, learned from files of this kind"
+    elif begins["rule"] == "block" and begins["tier"] == "nvme":
+        size += ", and RAM takes no more blocks of unknown size"
+    return f"{begins['tier'] or 'no tier'}: {rule}; {size}"
 
 
 def _some(files: list[str]) -> str:

@@ -96,6 +96,7 @@ def _file(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
             "files": _paths(mount, space.members_of(inode.parent_key) if inode.parent_key else ()),
         },
         "after": _paths(mount, mount.ledger.accounts.followers.after(space.ino, key_of(inode))),
+        "begins": _begins(mount, inode, space),
         "heat": heat,
         "kept": kept,
         "holds": holds,
@@ -159,6 +160,24 @@ def _group(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
         "key": f"{key_of(inode):x}",
         **{name: getattr(block, name) if block else None for name in named},
         "files": _paths(mount, {inode.ino} | space.members(inode)),
+    }
+
+
+def _begins(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any] | None:
+    """Return where a new file of this name would begin, and by which rule; None without a name."""
+    placement = mount.operations.objects.creation.placement
+    expected = placement.expect_version(inode)
+    if not expected.kind:
+        return None
+    first, *rest = expected.kind
+    rule = ("extension" if isinstance(rest[0], str) else "directory") if not first else "pool"
+    tier = placement.first_choice(expected, space)
+    return {
+        "tier": tier and tier.name,
+        "rule": "block" if expected.block else rule,
+        "layout": first or None,
+        "extension": rest[0] if rule == "extension" else None,
+        "expected": expected.size,
     }
 
 

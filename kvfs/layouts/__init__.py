@@ -1,18 +1,19 @@
 """The facts in connectors' file names: engine, model, rank, shard, block, and the file's group.
 
 Contract: pure, and any bytes are a name: `recognise` returns None for an unknown name, and never
-raises. It is called once when a file is sealed or renamed, and takes 1 to 4 us. Its result decides
-which files leave together (`Block.key`), in which order (`Block.parent_key`) and whether at all
-(`LIVES`). A module for each family of engines has the formats and their sources.
+raises. It is called once when a file is created or renamed, and takes 1 to 4 us. Its result decides
+where a file begins (`Block.kind`), which files leave together (`Block.key`), in which order
+(`Block.parent_key`) and whether at all (`LIVES`). A module for each family of engines has the
+formats and their sources.
 """
 
 from collections.abc import Callable
 
 from kvfs.layouts import lmcache, others, prefix, vllm
-from kvfs.layouts.block import Block, Directory, Life, key_of
+from kvfs.layouts.block import Block, Directory, Kind, Life, key_of
 from kvfs.layouts.others import link
 
-__all__ = ["LIVES", "Block", "Directory", "Life", "key_of", "link", "recognise"]
+__all__ = ["LIVES", "Block", "Directory", "Kind", "Life", "key_of", "link", "recognise"]
 
 Reader = Callable[[Directory, bytes], Block | None]
 
@@ -29,7 +30,10 @@ _READERS: dict[bytes, tuple[Reader, ...]] = {
     b"weka1": (lmcache.gds,),
 }
 # In these the text after the last dot differs from file to file.
-_OTHERS: tuple[Reader, ...] = (vllm.disk, others.whole, vllm.example, lmcache.gds)
+_OTHERS: tuple[Reader, ...] = (
+    *(vllm.disk, others.whole, vllm.example, lmcache.gds),
+    others.vua_unfinished,
+)
 
 LIVES: dict[str, Life] = {**lmcache.LIVES, **vllm.LIVES, **others.LIVES, **prefix.LIVES}
 

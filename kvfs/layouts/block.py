@@ -9,13 +9,18 @@ that. `key` is the same for programs: 63 bits of XXH3 and never 0, which stands 
 miss.
 """
 
+import re
 from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+# `save_file` of safetensors 0.8 writes this name beside the final one, and renames it before it
+# closes the file. Earlier versions write the final name.
+SAFETENSORS_TMP = re.compile(rb"\.tmp[0-9A-Za-z]{6}")
 _POSITIVE = (1 << 63) - 1
 
 Directory = tuple[bytes, ...]  # names of directories, from the namespace down; () is itself
+Kind = tuple[str | int, ...]  # files of one kind have similar sizes
 
 
 class Block(NamedTuple):
@@ -27,6 +32,8 @@ class Block(NamedTuple):
     - `element_size`: the bytes of a number, where the name has a dtype of 16 bits or more.
     - `number` and `parent_number`: keys for programs where names are digests already; 0: they are
       made of groups.
+    - `kind`: the layout, and the facts by which sizes differ, such as the model. It has only facts
+      that a final name and the temporary name before it both tell, so both have one kind.
     """
 
     engine: str
@@ -43,6 +50,7 @@ class Block(NamedTuple):
     element_size: int | None = None
     number: int = 0
     parent_number: int = 0
+    kind: Kind = ()
 
     @property
     def key(self) -> int:
@@ -57,11 +65,14 @@ class Block(NamedTuple):
 class Life(NamedTuple):
     """The allowed moves of a layout's files, unless the namespace says otherwise.
 
-    Without `droppable` they may move between tiers, but only their owner unlinks them.
+    Without `droppable` they may move between tiers, but only their owner unlinks them. With `pool`
+    a file has the room of many blocks, or is one of many slots: a process makes it at its start,
+    and has it open as long as it runs.
     """
 
     droppable: bool
     why: str
+    pool: bool = False
 
 
 MISS = Life(droppable=True, why="a file that is gone is a miss")
@@ -82,10 +93,17 @@ def block(
     layout: str,
     directory: Directory,
     whole: bytes,
+    *,
+    kind: Kind | None = None,
     **facts: Any,  # noqa: ANN401
 ) -> Block:
-    """Return one file of the group `whole` in a directory; facts: fields of `Block`."""
-    return Block(engine, layout, group(layout.encode(), directory, whole), **facts)
+    """Return one file of the group `whole` in a directory; facts: fields of `Block`.
+
+    kind: None stands for the layout and the model.
+    """
+    if kind is None:
+        kind = layout, facts.get("model", "")
+    return Block(engine, layout, group(layout.encode(), directory, whole), kind=kind, **facts)
 
 
 def key(identity: bytes) -> int:

@@ -36,7 +36,9 @@ LIVES = {
     "lmcache-l2-fs": MISS,
     "lmcache-gds": Life(droppable=True, why="a read that fails takes the chunk out of its index"),
     "lmcache-nixl-pool": Life(
-        droppable=False, why="slots whose index is in the process, opened once at its start"
+        droppable=False,
+        why="slots whose index is in the process, opened once at its start",
+        pool=True,
     ),
 }
 
@@ -59,16 +61,24 @@ _SLOT = re.compile(rb"obj_([0-9]+)_[0-9a-f]{4}\.bin")
 
 
 def _engine_key(
-    layout: str, directory: Directory, stem: bytes, slash: bytes, *, temporary: bool
+    layout: str,
+    directory: Directory,
+    stem: bytes,
+    slash: bytes,
+    *,
+    temporary: bool,
+    part: str = "",
 ) -> Block | None:
     found = _ENGINE.fullmatch(stem)
     if found is None:
         return None
     model, world, worker, chunk, dtype, layer, tags = found.groups()
     whole = b"%b@%b@*@%b@%b%b" % (model, world, chunk, dtype, tags)
+    name = text(model.replace(slash, b"/") if slash else model)
     return block(
         *("lmcache", layout, directory, whole),
-        model=text(model.replace(slash, b"/") if slash else model),
+        kind=(layout, name, part),
+        model=name,
         rank=int(worker),
         world=int(world),
         shard=text(layer or b""),
@@ -100,9 +110,11 @@ def _shared(directory: Directory, stem: bytes, *, temporary: bool) -> Block | No
     model, ranks, shard, chunk, salt = found.groups()
     packed = int(ranks, 16)
     whole = b"%b@%x@%b%b" % (model, packed >> 24, chunk, salt)
+    name = text(model.replace(b"-SEP-", b"/"))
     return block(
         *("lmcache", "lmcache-l2-fs", directory, whole),
-        model=text(model.replace(b"-SEP-", b"/")),
+        kind=("lmcache-l2-fs", name, text(shard)),
+        model=name,
         rank=packed >> 16 & 0xFF,
         world=packed >> 24,
         shard=text(shard),
@@ -117,7 +129,11 @@ def gds(directory: Directory, name: bytes) -> Block | None:
     if found is None:
         return None
     stem = unquote_to_bytes(found[1])
-    return _engine_key("lmcache-gds", directory, stem, b"", temporary=found[3] is not None)
+    return _engine_key(
+        *("lmcache-gds", directory, stem, b""),
+        temporary=found[3] is not None,
+        part=text(found[2] or b""),
+    )
 
 
 def slot(directory: Directory, name: bytes) -> Block | None:

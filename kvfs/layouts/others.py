@@ -23,8 +23,9 @@ rename. VUA's connector for vLLM, src/vua/vllm/kv_connector_v1.py, does not use 
 
     RANK%SHA1/LAYER.safetensors
 
-It writes these in place, without a link. Not for the layout of older versions, with directories
-inside each other.
+It writes these in place, without a link. In both, safetensors may write .tmpXXXXXX first
+(`SAFETENSORS_TMP`), which does not tell the shard. Not for the layout of older versions, with
+directories inside each other.
 
 The index of all other files is in the memory of a process, or in a server. For such a process a
 missing file is a defect and not a miss, so kvfs only moves these files. Sources: Dynamo's KVBM
@@ -34,7 +35,17 @@ clients of SGLang and vLLM, TensorRT-LLM (kvCacheTransferManager.cpp).
 
 import re
 
-from kvfs.layouts.block import MISS, Block, Directory, Life, block, group, key, text
+from kvfs.layouts.block import (
+    MISS,
+    SAFETENSORS_TMP,
+    Block,
+    Directory,
+    Life,
+    block,
+    group,
+    key,
+    text,
+)
 
 LIVES = {
     "sglang-file": MISS,
@@ -48,12 +59,14 @@ LIVES = {
         why="the directory is the hit: a file missing in it is an exception in the worker",
     ),
     "dynamo-kvbm": Life(
-        droppable=False, why="one file is the whole cache; it is unlinked while it is used"
+        droppable=False,
+        why="one file is the whole cache; it is unlinked while it is used",
+        pool=True,
     ),
     "mooncake-bucket": Life(
         droppable=False, why="the master knows what is in it; a bucket without .meta is deleted"
     ),
-    "hf3fs": Life(droppable=False, why="pages in one file, whose index is in a server"),
+    "hf3fs": Life(droppable=False, why="pages in one file, whose index is in a server", pool=True),
     "tensorrt-llm": Life(droppable=False, why="found by block ids that only the process knows"),
 }
 
@@ -93,6 +106,7 @@ def sglang_page(directory: Directory, name: bytes) -> Block | None:
     model, rank, world = _ranks(rest)
     return block(
         *("sglang", "sglang-file", directory, b"%b_%b" % (digest, model)),
+        kind=("sglang-file",),  # the temporary name has no more
         model=text(model),
         rank=rank,
         world=world,
@@ -122,35 +136,49 @@ def sglang_unfinished(directory: Directory, name: bytes) -> Block | None:
     """Recognise an unfinished page; only the rename says which one it is."""
     if _UNFINISHED.fullmatch(name) is None:
         return None
-    return block("sglang", "sglang-file", directory, name, temporary=True)
+    return block(*("sglang", "sglang-file", directory, name), kind=("sglang-file",), temporary=True)
 
 
 def vua_block(directory: Directory, name: bytes) -> Block | None:
     """Recognise the two files of a block."""
-    shard = _SHARDS.get(name)
-    found = _SHA1.fullmatch(directory[-1]) if shard and directory else None
-    if shard is None or found is None:
+    shard = _SHARDS.get(name, "")
+    if not directory or not (shard or SAFETENSORS_TMP.fullmatch(name)):
+        return None
+    found = _SHA1.fullmatch(directory[-1])
+    if found is None:
         return None
     return block(
         *("vua", "vua", directory[:-1], found[1]),
+        kind=("vua",),  # the temporary name has no more
         shard=shard,
         block=text(found[1]),
-        temporary=found[2] is not None,
+        temporary=not shard or found[2] is not None,
     )
 
 
 def vua_layer(directory: Directory, name: bytes) -> Block | None:
     """Recognise a layer; all layers of all ranks of a block are one group."""
     found = _RANKED.fullmatch(directory[-1]) if directory else None
-    stem = name.removesuffix(b".safetensors")
-    if found is None or stem == name:
+    if found is None:
+        return None
+    unfinished = SAFETENSORS_TMP.fullmatch(name) is not None
+    stem = b"" if unfinished else name.removesuffix(b".safetensors")
+    if stem == name:
         return None
     return block(
         *("vua", "vua-vllm", directory[:-1], found[2]),
         rank=int(found[1]),
         shard=text(stem),
         block=text(found[2]),
+        temporary=unfinished,
     )
+
+
+def vua_unfinished(directory: Directory, name: bytes) -> Block | None:
+    """Recognise the temporary names of both; only the rename says which file it is."""
+    if SAFETENSORS_TMP.fullmatch(name) is None:
+        return None
+    return vua_block(directory, name) or vua_layer(directory, name)
 
 
 def link(directory: Directory, name: bytes, target: bytes) -> tuple[int, int] | None:
@@ -172,7 +200,11 @@ def bucket(directory: Directory, name: bytes) -> Block | None:
     found = _BUCKET.fullmatch(name)
     if found is None:
         return None
-    return block("mooncake", "mooncake-bucket", directory, found[1], block=text(found[1]))
+    return block(
+        *("mooncake", "mooncake-bucket", directory, found[1]),
+        kind=("mooncake-bucket", text(found[2])),
+        block=text(found[1]),
+    )
 
 
 def transfer(directory: Directory, name: bytes) -> Block | None:
@@ -180,7 +212,11 @@ def transfer(directory: Directory, name: bytes) -> Block | None:
     found = _TRANSFER.fullmatch(name)
     if found is None:
         return None
-    return block("tensorrt-llm", "tensorrt-llm", directory, found[1], block=text(found[1]))
+    return block(
+        *("tensorrt-llm", "tensorrt-llm", directory, found[1]),
+        kind=("tensorrt-llm", text(found[2])),
+        block=text(found[1]),
+    )
 
 
 def whole(directory: Directory, name: bytes) -> Block | None:

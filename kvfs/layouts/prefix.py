@@ -39,6 +39,7 @@ def block(directory: Directory, name: bytes) -> Block | None:
         block=text(own),
         parent=text(parent),
         temporary=unfinished is not None,
+        kind=("kvfs-prefix", text(shard or b"")),
         number=0 if unfinished else number(bytes.fromhex(text(own))),
         parent_number=number(bytes.fromhex(text(parent))),
     )

@@ -18,7 +18,7 @@ names has a block's parent. Not for config.json, which names no block.
 
 import re
 
-from kvfs.layouts.block import MISS, Block, Directory, Life, block, text
+from kvfs.layouts.block import MISS, SAFETENSORS_TMP, Block, Directory, Life, block, text
 
 LIVES = {
     "vllm-fs": MISS,
@@ -26,7 +26,9 @@ LIVES = {
         droppable=False,
         why="the directory is the hit: a file missing in it is an exception in the worker",
     ),
-    "vllm-disk": Life(droppable=False, why="slots in one file, whose index is in the process"),
+    "vllm-disk": Life(
+        droppable=False, why="slots in one file, whose index is in the process", pool=True
+    ),
 }
 
 _FS = re.compile(
@@ -35,7 +37,6 @@ _FS = re.compile(
 )
 _PROBE = re.compile(rb"\.o_direct_probe_[0-9A-Za-z]+\.tmp")
 _DIGEST = re.compile(rb"[0-9a-f]{32}|[0-9a-f]{64}")
-_LAYER_TMP = re.compile(rb"\.tmp[0-9A-Za-z]{6}")
 _RANK = re.compile(rb".+\.rank_([0-9]+)", re.DOTALL)
 
 
@@ -47,6 +48,7 @@ def fs(directory: Directory, name: bytes) -> Block | None:
     model, configuration, rank, shard, digest, unfinished = found.groups()
     return block(
         *("vllm", "vllm-fs", directory[:-3], b"%b_%b/%b" % (model, configuration, digest)),
+        kind=("vllm-fs", text(model), text(shard)),
         model=text(model),
         rank=int(rank),
         shard=text(shard),
@@ -66,7 +68,7 @@ def example(directory: Directory, name: bytes) -> Block | None:
     """Recognise layers: all files of the directory are one group."""
     if not directory or _DIGEST.fullmatch(directory[-1]) is None:
         return None
-    unfinished = _LAYER_TMP.fullmatch(name) is not None
+    unfinished = SAFETENSORS_TMP.fullmatch(name) is not None
     layer = b"" if unfinished else name.removesuffix(b".safetensors")
     if layer == name:
         return None

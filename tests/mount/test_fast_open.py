@@ -34,7 +34,7 @@ def in_table(kv: Mounted) -> int:
 
 def written(path: Path, content: bytes | None = None) -> bytes:
     content = os.urandom(SIZE) if content is None else content
-    if not path.exists():  # the first file of a directory may begin on NVMe, the second does not
+    if not path.exists():  # the first file of a kind may begin on NVMe, the second does not
         first = path.with_name("first")
         first.write_bytes(bytes(SIZE))
         first.unlink()

@@ -33,7 +33,7 @@ def ns(mounted: Mounted, verb: str, *settings: str) -> str:
 
 
 def begin(mounted: Mounted, *settings: str) -> str:
-    """Create the namespace. A directory's first file begins on NVMe, the next ones in RAM."""
+    """Create the namespace. The first file of a kind begins on NVMe, the next ones in RAM."""
     said = ns(mounted, "create", "compression=nvme", *settings)
     first = mounted.path / "n" / "first.bin"
     first.write_bytes(bf16(99))

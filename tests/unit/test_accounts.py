@@ -727,7 +727,8 @@ def test_accounts_of_namespaces_are_right_after_every_operation(
             except AssertionError as error:
                 raise AssertionError(f"after {walker.last}") from error
             if len(walker.handles) > 8:
-                await walker.close()
+                with suppress(*REFUSALS):  # the file may be beyond its quota
+                    await walker.close()
 
     async def end(made: World, walker: SpaceWalk) -> None:
         await walker.close_all()

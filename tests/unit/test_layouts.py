@@ -116,6 +116,11 @@ NAMES: list[tuple[str, dict[str, Any]]] = [
         f"{SHA1}.tmp/_tokens.safetensors",
         {"layout": "vua", "block": SHA1, "shard": "tokens", "temporary": True},
     ),
+    (f"{SHA1}.tmp/.tmpAb12Cd", {"layout": "vua", "block": SHA1, "shard": "", "temporary": True}),
+    (
+        f"3%{SHA1}/.tmpAb12Cd",
+        {"layout": "vua-vllm", "rank": 3, "block": SHA1, "shard": "", "temporary": True},
+    ),
     (
         f"3%{SHA1}/model.layers.0.self_attn.attn.safetensors",
         {"layout": "vua-vllm", "rank": 3, "shard": "model.layers.0.self_attn.attn"},
@@ -143,6 +148,9 @@ NOT_NAMES = (
     ".",
     "notes.txt",
     "notes.tmp",
+    ".tmpAb12Cd",
+    f"{SHA1}.tmp/.tmpAb12C",
+    f"3%{SHA1}/tmpAb12Cd",
     "notes.meta",
     "slot7.bin",
     "model.safetensors",

@@ -77,8 +77,8 @@ def made(tmp_path: Path) -> Iterator[World]:
     with world(tmp_path) as found:
         found.namespace("ns", prefix="on")
         found.mkdir(b"ns/" + ROOT.hex().encode())
-        for name in (b"", b".0", b".1"):
-            found.placement.sizes.learn(found.find(b"ns").ino, name, 4096)
+        for shard in ("", "0", "1"):  # they begin in RAM
+            found.placement.sizes.learn(found.find(b"ns").ino, ("kvfs-prefix", shard), 4096)
         yield found
 
 

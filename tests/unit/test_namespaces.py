@@ -54,7 +54,7 @@ async def fill(made: World, count: int, path: bytes = b"a", first: int = 0) -> l
 def in_ram(made: World, path: bytes) -> bytes:
     """A file of this path will begin there: its size is known."""
     above, _, name = path.rpartition(b"/")
-    made.placement.sizes.learn(made.at(above).ino, name, len(BYTES))
+    made.learn(made.at(above), name, len(BYTES))
     return path
 
 
@@ -559,11 +559,11 @@ def test_an_expectation_beyond_the_quota_drops_nothing(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         space = made.namespace("a", quota_hard=str(5 * COST))
         await fill(made, 4)
-        made.placement.sizes.learn(space.ino, b"x", 10 * COST)
+        made.learn(made.at(b"a"), b"x", 10 * COST)
         await made.make_file(b"a/x", BYTES)
         assert len(names(made, b"a")) == 5
-        made.placement.sizes._seen.clear()
-        made.placement.sizes.learn(space.ino, b"x", 2 * COST)
+        made.forget_sizes()
+        made.learn(made.at(b"a"), b"x", 2 * COST)
         held = await made.create(b"y", b"", space.ino)
         assert len(names(made, b"a")) == 5, "nothing goes before bytes come"
         await made.close(held, writable=True)
@@ -797,7 +797,7 @@ def test_a_namespace_may_be_bound_to_a_tier(tmp_path: Path) -> None:
         made.namespace("ram", media="ram")
         made.namespace("nvme", media="nvme")
         for path, tier in ((b"ram", made.ram), (b"nvme", made.nvme)):
-            made.placement.sizes._seen.clear()
+            made.forget_sizes()
             for number in range(2):  # of a size that is not known, and of one that is
                 inode = await made.make_file(b"%b/%d" % (path, number), BYTES)
                 assert made.ledger.tiers.holders(inode) == [tier]
@@ -1209,7 +1209,7 @@ def test_a_tier_is_not_a_namespaces_because_its_first_choice_fails(
     async def case(made: World) -> None:
         made.namespace("nvme", media="nvme")
         made.namespace("all")
-        made.placement.sizes._seen.clear()
+        made.forget_sizes()
 
         def fail(ino: int, version: int) -> int:
             raise TierError(f"no file {ino} of version {version}")

@@ -71,7 +71,7 @@ def made(tmp_path: Path) -> Iterator[World]:
     with world(tmp_path) as found:
         found.namespace("ns", prefix="on")
         found.mkdir(SPACE + b"/" + ROOT.hex().encode())
-        found.placement.sizes.learn(found.find(SPACE).ino, b"", 4096)  # they begin in RAM
+        found.placement.sizes.learn(found.find(SPACE).ino, ("kvfs-prefix", ""), 4096)  # in RAM
         yield found
 
 

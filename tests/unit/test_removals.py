@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode, keys
-from kvfs.core.capacity.placement import UNKNOWN_SIZE
+from kvfs.core.capacity.sizes import UNKNOWN_SIZE
 from kvfs.core.ledger.removals import FORGOTTEN_AT_ONCE
 from kvfs.errors import NoSpaceError, NotFoundError
 from kvfs.tiers import Tier
@@ -40,7 +40,7 @@ async def fill(made: World, tier: Tier, count: int, prefix: bytes = b"x") -> lis
 async def choose(made: World, name: bytes) -> tuple[Tier, int]:
     """Where a new file of that name begins, and the bytes that are reserved for it."""
     space = made.ledger.namespaces.default
-    room = await made.placement.choose(space, made.placement.expect(ROOT_INO, name, space))
+    room = await made.placement.choose(space, made.placement.expect(made.at(b""), name))
     return room.tier, room.size
 
 

@@ -907,12 +907,11 @@ def test_a_writer_waits_for_uploads_and_not_for_ever(made: World, full: str) -> 
         made.bucket.wait = 0.05
         made.bucket.max_dirty_bytes = 1 << 40 if full == "tiers" else 1
         made.namespace("n", media="ram+s3")
-        top = made.at(b"n").ino
 
         async def fill() -> None:
             for count in range(20):
-                made.placement.sizes._seen.clear()
-                made.placement.sizes.learn(top, b"f0", 2 * MIB)
+                made.forget_sizes()
+                made.learn(made.at(b"n"), b"f0", 2 * MIB)
                 await made.make_file(b"n/f%d" % count, bytes([count]) * 2 * MIB)
 
         with pytest.raises(NoSpaceError):

@@ -392,10 +392,20 @@ class World:
 
     def expect(self, name: bytes, size: int | None, parent: int = ROOT_INO) -> None:
         """Let files like this begin in RAM, if a size is known, or on NVMe."""
-        sizes = self.placement.sizes
-        sizes._seen.clear()
+        self.forget_sizes()
         if size is not None:
-            sizes.learn(parent, name, size)
+            directory = self.ledger.table.inode(parent)
+            assert directory is not None
+            self.learn(directory, name, size)
+
+    def learn(self, directory: Inode, name: bytes, size: int) -> None:
+        """Let kvfs expect this size of new files like this one."""
+        space = self.ledger.namespaces.of(directory)
+        kind = self.placement.expect(directory, name).kind
+        self.placement.sizes.learn(space.ino, kind, size)
+
+    def forget_sizes(self) -> None:
+        self.placement.sizes._seen.clear()
 
     def find(self, name: bytes, parent: int = ROOT_INO) -> Inode:
         return self.tree.lookup(parent, name)

@@ -15,14 +15,23 @@ from kvfs.catalog import Inode
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.quota import AT_ONCE, Quota
 from kvfs.core.capacity.room import Room
-from kvfs.core.capacity.sizes import ExpectedSizes
+from kvfs.core.capacity.sizes import (
+    UNKNOWN_SIZE,
+    Expectation,
+    ExpectedSizes,
+    is_one_block,
+    kind_of,
+)
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.errors import KvfsError, NoSpaceError, QuotaError, TierError
 from kvfs.tiers import Reservation, Tier
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_SIZE = 64 << 20  # bytes reserved for a file of unknown size; a guess, not measured
+# Where a block of unknown size may begin in RAM: it may take four times its guess, and all such
+# blocks together twice theirs, before RAM is full.
+GUESS_PART, GUESSES_PART = 4, 2
 
 
 class Placement:
@@ -37,23 +46,34 @@ class Placement:
         self.sizes = ExpectedSizes()
         self._logged: set[str] = set()
 
-    def expect(self, parent: int, name: bytes, space: Namespace) -> int | None:
-        """Bytes that a file of this name is expected to take; None if no such file is known."""
-        return self.sizes.expect(*_size_key(parent, name, space))
+    def expect(self, directory: Inode, name: bytes) -> Expectation:
+        """The kind of a new file of this name, and the bytes that it is expected to take."""
+        block = self.ledger.namespaces.places.block_of(directory, name)
+        kind = kind_of(block, directory.ino, name)
+        space = self.ledger.namespaces.of(directory)
+        return Expectation(kind, self.sizes.expect(space.ino, kind), is_one_block(block))
 
-    def learn(self, parent: int, name: bytes, space: Namespace, size: int) -> None:
-        """Learn that a file of this name takes `size` bytes."""
-        self.sizes.learn(*_size_key(parent, name, space), size)
+    def expect_version(self, inode: Inode) -> Expectation:
+        """The same for a new version of an object, by its first name."""
+        found = self.ledger.catalog.first_name(inode)
+        return Expectation(()) if found is None else self.expect(found[0], found[1].name)
+
+    def learn(self, held: OpenObject, size: int) -> None:
+        """Learn that files of an open object's kind take `size` bytes."""
+        kind = held.kind or self.expect_version(held.inode).kind
+        if kind:
+            self.sizes.learn(self.ledger.namespaces.of(held.inode).ino, kind, size)
 
     async def choose(
-        self, namespace: Namespace, expected: int | None, *, replaces: int = 0
+        self, namespace: Namespace, expected: Expectation, *, replaces: int = 0
     ) -> Reservation:
         """Reserve room for a new file in the tier where it begins.
 
-        A file of unknown size begins on NVMe. In RAM it could outgrow the tier. Then the kernel
-        would answer its writer with ENOSPC before kvfs could make room.
+        If no file of its kind is known, a block begins in RAM, and any other file on NVMe: in RAM
+        it could outgrow the tier. Then the kernel would answer its writer with ENOSPC before kvfs
+        could make room.
 
-        expected: bytes that the file will take, from `expect`; None: unknown.
+        expected: from `expect`.
         replaces: bytes of the present version, if the file is a new version of an object; else 0.
         Raises QuotaError, NoSpaceError, TierError.
         """
@@ -66,26 +86,26 @@ class Placement:
                 raise
             return await self._choose(namespace, expected, replaces)
 
-    def _choose_free(self, namespace: Namespace, expected: int | None) -> Reservation | None:
+    def _choose_free(self, namespace: Namespace, expected: Expectation) -> Reservation | None:
         """Reserve room in RAM if it is free there, and no quota or bucket has a say; else None.
 
         This is the usual create. It takes 4 us less than `_choose`, which decides alike.
         """
         if (
-            expected is None
+            expected.size is None
             or namespace.has_hard_quota
             or self.ram.health.down
             or not namespace.takes(self.ram)
             or namespace.takes(self.ledger.tiers.bucket)
         ):
             return None
-        return self.room.reserve_free(self.ram, max(Tier.cost(0), expected))
+        return self.room.reserve_free(self.ram, max(Tier.cost(0), expected.size))
 
     async def _choose(
-        self, namespace: Namespace, expected: int | None, replaces: int
+        self, namespace: Namespace, expected: Expectation, replaces: int
     ) -> Reservation:
-        ledger = self.ledger
-        more = max(0, (expected or 0) - replaces)
+        ledger, size = self.ledger, expected.size
+        more = max(0, (size or 0) - replaces)
         if more > namespace.settings.quota_hard:  # the expectation is wrong, or the file cannot fit
             more = 0
         deadline = trio.current_time() + ledger.tiers.bucket.wait
@@ -93,13 +113,12 @@ class Placement:
         tiers = [tier for tier in ledger.tiers.local if namespace.takes(tier)]
         if not tiers:
             raise self._homeless(namespace)
-        wanted = UNKNOWN_SIZE if expected is None else max(Tier.cost(0), expected)
+        wanted = UNKNOWN_SIZE if size is None else max(Tier.cost(0), size)
         if namespace.takes(ledger.tiers.bucket):
             await self.backpressure.until_not_full(deadline)
         while True:
             last = not self.backpressure.helps(deadline)
-            known = expected is not None
-            found = await self._choose_now(namespace, tiers, wanted, known=known, last=last)
+            found = await self._choose_now(namespace, tiers, wanted, expected, last=last)
             if found is not None:
                 return found
             if last:
@@ -153,18 +172,23 @@ class Placement:
                 return
 
     async def _choose_now(
-        self, space: Namespace, tiers: list[Tier], wanted: int, *, known: bool, last: bool
+        self,
+        space: Namespace,
+        tiers: list[Tier],
+        wanted: int,
+        expected: Expectation,
+        *,
+        last: bool,
     ) -> Reservation | None:
         """Reserve room in one of these tiers; None if no object may go for it.
 
-        known: the file's size is known. last: waiting would not help, so a reservation of fewer
-        bytes than `wanted` suffices. Raises TierError if each tier is down.
+        last: waiting would not help, so a reservation of fewer bytes than `wanted` suffices. Raises
+        TierError if each tier is down.
         """
-        ledger = self.ledger
+        ledger, known = self.ledger, expected.size is not None
         ram = self.ram if self.ram in tiers else None
         while True:
-            order = tiers if known else tiers[::-1]
-            order = [tier for tier in order if not tier.health.down]
+            order = [tier for tier in self._order(tiers, expected) if not tier.health.down]
             if not order:
                 raise TierError(
                     "no tier takes a new file: " + ", ".join(tier.health.why for tier in tiers)
@@ -196,6 +220,25 @@ class Placement:
                     return found
         return None
 
+    def _order(self, tiers: list[Tier], expected: Expectation) -> list[Tier]:
+        """The tiers in the order in which a new file asks them for room."""
+        if expected.size is not None:
+            return tiers
+        if 0 < expected.guess <= self.ram.capacity // GUESS_PART:
+            guesses = sum(held.guess for held in self.ledger.table.staging.values())
+            if guesses + expected.guess <= self.ram.capacity // GUESSES_PART:
+                return tiers
+        return tiers[::-1]
+
+    def first_choice(self, expected: Expectation, space: Namespace) -> Tier | None:
+        """The tier where a new file would begin at present if it had room there; None: nowhere."""
+        tiers = [one for one in self.ledger.tiers.local if space.takes(one) and one.works]
+        for tier in self._order(tiers, expected):
+            spare = self.room.headroom if tier is self.ram else 0
+            if (expected.size or 0) + spare <= tier.capacity:
+                return tier
+        return None
+
     def too_large(self, inode: Inode, namespace: Namespace) -> KvfsError | None:
         """Why an object cannot stay even in an empty tier or namespace; None if it can."""
         cost, quota = Tier.cost(inode.blocks), namespace.settings.quota_hard
@@ -220,14 +263,3 @@ class Placement:
             self._logged.add(what)
             log.warning("%s", what)
         return NoSpaceError(what)
-
-
-def _size_key(parent: int, name: bytes, space: Namespace) -> tuple[int, bytes]:
-    """The directory and name under which sizes are learned.
-
-    In a prefix namespace each block has a directory of its own. So all its directories count as
-    one: the namespace's.
-    """
-    if not space.settings.prefix:
-        return parent, name
-    return space.ino, name.rsplit(b".", 2)[0] if name.endswith(b".tmp") else name

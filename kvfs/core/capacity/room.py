@@ -173,7 +173,7 @@ class Room:
     def _expected_growth(self, tier: Tier) -> int:
         """Bytes that open files are expected to take beyond their reservations."""
         return sum(
-            max(0, held.expected - held.reserved)
+            max(0, max(held.expected, held.guess) - held.reserved)
             for held in self.ledger.table.staging.values()
             if held.tier is tier and held.doom is None
         )

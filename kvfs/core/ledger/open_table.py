@@ -21,6 +21,7 @@ from kvfs.core.ledger.stream import Stream
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.errors import KvfsError
+from kvfs.layouts import Kind
 from kvfs.tiers import Reservation, Tier
 
 AHEAD_MAX = 256 << 20  # bytes set aside beyond what a file has
@@ -52,6 +53,8 @@ class OpenObject:
     sealed_as: tuple[int, int, int] = (-1, -1, -1)
     closed_at: float = -math.inf  # trio's s: a writer was told that its close went well
     expected: int = 0  # bytes that it is thought to take in the end; 0: not known
+    guess: int = 0  # bytes of RAM instead, for a block of unknown size: no quota counts them
+    kind: Kind = ()  # of the name that it was made under; (): not known
     accounted: bool = False  # sealed and in the accounts of its tiers; never with a writer
     reopened: bool = False  # fd is another open of the file than that of the backing id
     lost: bool = False  # kvfs distrusts its copy: handles read on, but no new open gets it

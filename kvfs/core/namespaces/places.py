@@ -8,6 +8,7 @@ numbers the models. Synchronous. Not for accounts, nor for settings.
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 
 from kvfs import layouts
 from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode, keys
@@ -17,6 +18,9 @@ from kvfs.settings import Settings
 PATHS_REMEMBERED = 4096  # directories, about 0.5 MiB
 PIN = b"user.kvfs.pin"  # of a file: see `pins`
 MODELS_MAX = 10_000  # more are not told apart
+# A create asks for its block when it chooses a tier, and again after its last await, when its
+# directory may have another path. Creates that run together fit.
+_recognise = lru_cache(maxsize=64)(layouts.recognise)
 
 
 class Places:
@@ -72,7 +76,7 @@ class Places:
 
     def block_of(self, directory: Inode, name: bytes) -> layouts.Block | None:
         """The block that a file's name stands for; None if no connector makes such names."""
-        return layouts.recognise(self.path(directory), name)
+        return _recognise(self.path(directory), name)
 
     def is_temporary(self, directory: Inode, name: bytes) -> bool:
         """Whether its connector is going to rename a file of this name."""

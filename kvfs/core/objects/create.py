@@ -25,6 +25,7 @@ from functools import partial
 
 from kvfs.catalog import Batch, Inode
 from kvfs.core.capacity.placement import Placement
+from kvfs.core.capacity.sizes import Expectation
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.files import BackingFiles
@@ -82,9 +83,9 @@ class Creation:
             namespace = self.ledger.namespaces.of(directory)
             at_close = namespace.settings.publish == "close" and not named_at_once
             publish = (parent, name) if at_close else None
-            expected = self.placement.expect(parent, name, namespace)
+            expected = self.placement.expect(directory, name)
             with await self.placement.choose(namespace, expected) as room:
-                return await self._begin(parent, name, make, room, expected or 0, publish=publish)
+                return await self._begin(parent, name, make, room, expected, publish=publish)
 
     async def create_at_once(
         self, directory: Inode, name: bytes, make: Make, size: int
@@ -98,8 +99,9 @@ class Creation:
             room = self.placement.choose_at_once(namespace, size)
             if room is None:
                 return None
+            expected = self.placement.expect(directory, name)._replace(size=size)
             with room:
-                return await self._begin(directory.ino, name, make, room, size)
+                return await self._begin(directory.ino, name, make, room, expected)
 
     async def _begin(
         self,
@@ -107,7 +109,7 @@ class Creation:
         name: bytes,
         make: Make,
         room: Reservation,
-        expected: int,
+        expected: Expectation,
         *,
         publish: tuple[int, bytes] | None = None,
     ) -> OpenObject:
@@ -136,7 +138,7 @@ class Creation:
         name: bytes,
         make: Make,
         room: Reservation,
-        expected: int,
+        expected: Expectation,
         publish: tuple[int, bytes] | None,
     ) -> OpenObject:
         """Commit a new inode, whose backing file is made, and enter its open object."""
@@ -161,12 +163,17 @@ class Creation:
             raise
         held = OpenObject(inode, tier, fd, writable=True, writers=1, publish=publish)
         held.reservation = room.keep()
-        held.expected = expected
+        self._note(held, expected)
         held.backing_id = self.files.register(held)
         ledger.table.open[ino] = held
         ledger.table.stage(held, taken=0)
         ledger.counters["created"] += 1
         return held
+
+    def _note(self, held: OpenObject, expected: Expectation) -> None:
+        """Note in an open object that has no bytes yet what kvfs expects of it."""
+        held.kind, held.expected = expected.kind, expected.size or 0
+        held.guess = expected.guess if held.tier is self.ledger.tiers.ram else 0
 
     def _room_in_ram(self, parent: int, room: Reservation) -> Reservation | None:
         """Reserve room in RAM for a file that its own tier cannot make. None if RAM has no room."""
@@ -186,10 +193,9 @@ class Creation:
         TierError.
         """
         ledger = self.ledger
-        parent, name = self.catalog.some_name(inode)
         namespace = ledger.namespaces.of(inode)
         had = Tier.cost(inode.blocks)
-        expected = self.placement.expect(parent, name, namespace)
+        expected = self.placement.expect_version(inode)
         with await self.placement.choose(namespace, expected, replaces=had) as room:
             tier = room.tier
             version = max(inode.version, self._overdue.get(inode.ino, 0)) + 1
@@ -200,7 +206,7 @@ class Creation:
                 raise
             self._overdue.pop(inode.ino, None)
             held = OpenObject(current, tier, fd, writable=True, reservation=room.keep())
-        held.expected = expected or 0
+        self._note(held, expected)
         held.backing_id = self.files.register(held)
         ledger.table.open[current.ino] = held
         ledger.table.stage(held, taken=0)

@@ -125,8 +125,7 @@ class Sealing:
             self.ledger.dirty.on_seal(inode, batch)
         held.sealed_as = found
         self.ledger.counters["sealed"] += 1
-        space = self.ledger.namespaces.of(inode)
-        self.placement.learn(*self.catalog.some_name(inode), space, inode.blocks * 512)
+        self.placement.learn(held, inode.blocks * 512)
         return True
 
     def _forget_former(self, held: OpenObject, batch: Batch) -> None:
@@ -276,14 +275,10 @@ class Sealing:
         Its bytes go as well, and all bytes that its writer adds (`Bounds`).
         """
         inode, ledger = held.inode, self.ledger
-        parent, name = held.publish or self.catalog.some_name(inode)
         what = self.catalog.named(inode.ino)
         log.warning("%s is cut off: %s; its writer's close fails", what, why)
-        if (
-            name and held.staged > held.tier.configured_capacity
-        ):  # the next one begins in another tier
-            space = ledger.namespaces.of(inode)
-            self.placement.learn(parent, name, space, held.staged)
+        if held.staged > held.tier.configured_capacity:  # the next one begins in another tier
+            self.placement.learn(held, held.staged)
         held.doom = why
         held.leaving = max(held.leaving, held.staged)
         ledger.table.weigh(held, 0)
