@@ -22,6 +22,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,18 +40,31 @@ from scripts.bench.sides import KVFS, PEER, TMPFS, Sides, warm
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 KiB, MiB = 1 << 10, 1 << 20
+CHUNK = 32 * MiB  # of LMCache: 256 tokens of Llama-3.1-8B
 MOST_FILES = 512  # of a turn
 SHARES = {"p50": 0.5, "p99": 0.99}
+SAID = 4000  # of what a driver printed before it failed
+QUIET = {  # read while an engine is imported
+    "LMCACHE_LOG_LEVEL": "ERROR",
+    "LMCACHE_TRACK_USAGE": "false",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A driver: where it is, and the objects of a turn; `files` limits them."""
+    """A driver: where it is, and the objects of a turn; `files` limits them.
+
+    `profile`: for `kvfs ns create --for`, as docs/engines.md tells users.
+    """
 
     name: str
     module: str
     driver: str
     bytes_each: int
+    profile: str = ""
     arguments: tuple[str, ...] = ()
     files: int = MOST_FILES
     engine: bool = True  # needs .venv-clients
@@ -64,8 +78,19 @@ def entries(page_size: int) -> list[Entry]:
     """All that the benchmark runs, in the order of the report."""
     page = page_size * 128 * KiB
     return [
-        Entry("loop", "loop", "Loop", 8 * MiB, files=40, engine=False, reads=True),
-        Entry("sglang", "sglang_file", "SGLangFile", page),
+        Entry("loop", "loop", "Loop", 8 * MiB, files=32, engine=False, reads=True),
+        Entry("sglang file", "sglang_file", "SGLangFile", page, "sglang-file"),
+        Entry("sglang native", "sglang_native", "SGLangNative", 8 * MiB, "sglang-native"),
+        Entry("lmcache local_disk", "lmcache", "LocalDisk", CHUNK, "lmcache-local-disk"),
+        Entry("lmcache fs", "lmcache", "Remote", CHUNK, "lmcache-fs"),
+        Entry("lmcache l2 fs", "lmcache", "L2", CHUNK, "lmcache-l2-fs", ("l2_fs",)),
+        Entry("lmcache l2 fs_native", "lmcache", "L2", CHUNK, "lmcache-l2-fs", ("l2_fs_native",)),
+        Entry("lmcache native", "lmcache", "Native", CHUNK, "lmcache-native"),
+        Entry("vllm fs", "vllm_fs", "VLLMFs", 8 * MiB, "vllm-fs"),
+        Entry("vllm fs 1M", "vllm_fs", "VLLMFs", MiB, "vllm-fs"),
+        Entry("vllm example", "vllm_example", "VLLMExample", 64 * MiB, "vllm-example"),
+        Entry("vllm native", "vllm_native", "VLLMNative", CHUNK, "vllm-native"),
+        Entry("vua (imitated)", "vua", "VUA", 25 * MiB, "vua"),
     ]
 
 
@@ -136,14 +161,16 @@ class Process:
         python = CLIENTS if entry.engine else Path(sys.executable)
         if not python.exists():
             raise Failed(f"{python} is missing: run scripts/install-clients.sh")
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `end`)
         command = [python, "-m", "scripts.bench.drivers.serve", entry.module, entry.driver]
         self._process = subprocess.Popen(
             [*map(str, command), str(entry.bytes_each), *entry.arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._said,
             text=True,
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | QUIET | {"PYTHONPATH": str(ROOT)},
         )
         self._answer()
 
@@ -161,12 +188,15 @@ class Process:
         line = self._process.stdout.readline()
         answer: dict[str, Any] = json.loads(line) if line else {"error": "its process ended"}
         if "error" in answer:
+            self._said.seek(0)
+            note(self._said.read().decode(errors="replace")[-SAID:])
             raise Failed(f"{self.entry.name}: {answer['error']}")
         return answer
 
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
+        self._said.close()
 
 
 @contextmanager
@@ -188,8 +218,8 @@ def measure(entry: Entry, sides: Sides, rounds: int, total: int) -> Found:
             for place, index in enumerate(turns(len(names), round_)):
                 name = names[index]
                 first = (round_ * len(names) + place) * count
-                with sides.make(name) as (folder, mounted):
-                    warm(memory, entry.bytes_each * count * 3 // 2)
+                with sides.make(name, entry.profile) as (folder, mounted):
+                    warm(memory, entry.bytes_each * count * 5 // 4)
                     try:
                         seconds = driver.turn(folder, first, count)
                     except Failed as error:
@@ -256,7 +286,9 @@ def show(report: Report, rows: list[dict[str, Any]], sides: Sides) -> None:
 @click.option("--only", multiple=True, metavar="NAME", help="Run this connector only (repeatable).")
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
 @click.option("--bytes", "total", default="512M", show_default=True, help="Data of a turn.")
-@click.option("--page-size", type=click.IntRange(1), default=64, show_default=True, help="SGLang's.")
+@click.option(
+    "--page-size", type=click.IntRange(1), default=64, show_default=True, help="SGLang's."
+)
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="A mount option.")
 @click.option("--ram", default="4G", show_default=True, help="RAM tier of the mount.")
 @click.option("--peer", type=click.Path(exists=True, dir_okay=False, path_type=Path))

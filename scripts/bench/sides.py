@@ -8,7 +8,6 @@ daemon carries the bytes itself is refused: it would be a wrong peer.
 """
 
 import contextlib
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.bench.mounted import Failed, Mounted, cpu_seconds, is_mounted, kvfs, scratch
+from scripts.bench.mounted import Failed, Mounted, command, cpu_seconds, is_mounted, kvfs, scratch
 
 KVFS, PEER, TMPFS, DISK = "kvfs", "passthrough_hp", "tmpfs", "disk"
+FOLDER = "engine"
 MOUNT_LIMIT_S = 10.0
 POLL_S = 0.005
+BLOCK = 8 << 20
 PROBE = 512 << 20  # bytes; a daemon that carries them needs more than 100 ms
 PROBE_CPU_S = 0.05
 
@@ -55,12 +56,19 @@ class Sides:
             self._check_peer(self.peer)
 
     @contextlib.contextmanager
-    def make(self, name: str) -> Iterator[tuple[Path, Mounted | None]]:
-        """A fresh directory of a side, and its mount if kvfs makes one."""
+    def make(self, name: str, profile: str) -> Iterator[tuple[Path, Mounted | None]]:
+        """A fresh directory of a side, and its mount if kvfs makes one.
+
+        In kvfs it is a namespace for a connector: of `kvfs ns create --for PROFILE`.
+        """
         with contextlib.ExitStack() as stack:
             if name == KVFS:
                 mounted = stack.enter_context(self._kvfs())
-                folder = _folder(mounted.path)
+                folder = mounted.path / FOLDER
+                if profile:
+                    command("ns", "create", str(folder), "--for", profile)
+                else:
+                    folder.mkdir()
                 mounted.settle()  # an engine starts later than its mount
                 yield folder, mounted
                 return
@@ -111,22 +119,22 @@ class Sides:
 
 
 def warm(tmpfs: Path, count: int) -> None:
-    """Take memory and give it back, so that no side pays for what the machine gets from its host.
+    """Write bytes and unlink them, so that no side pays for what the machine gets from its host.
 
-    A virtual machine's host takes free memory back after some seconds, and gives it again slowly.
+    A virtual machine's host takes free memory back within seconds. The first touch of each huge
+    page then costs a write some 90 % of its speed. posix_fallocate would not touch the pages.
     """
-    path = tmpfs / "warm"
-    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, count)
-    finally:
-        os.close(descriptor)
+    block = bytes(BLOCK)
+    paths = [tmpfs / str(at) for at in range(-(-count // BLOCK))]
+    for path in paths:
+        path.write_bytes(block)
+    for path in paths:
         path.unlink()
 
 
 def _folder(root: Path) -> Path:
     """Users give each engine a directory of its own."""
-    folder = root / "engine"
+    folder = root / FOLDER
     folder.mkdir()
     return folder
 

@@ -10,7 +10,7 @@ import torch
 STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # odd: no two numbers below 2**64 give the same words
 
 
-class WrongByte(Exception):
+class WrongBytesError(Exception):
     """An object has other bytes than were put, or is missing."""
 
 
@@ -28,10 +28,10 @@ class Content:
         torch.add(self._base, _offset(number), out=_words(out))
 
     def check(self, found: torch.Tensor, number: int) -> None:
-        """Raise WrongByte if contiguous memory has any other content; then overwrite it."""
+        """Raise WrongBytesError if contiguous memory has any other content; then overwrite it."""
         torch.add(self._base, _offset(number), out=self._wanted)
         if not torch.equal(_words(found), self._wanted):
-            raise WrongByte(f"object {number} has wrong bytes")
+            raise WrongBytesError(f"object {number} has wrong bytes")
         found.zero_()  # the next object must not be taken from here
 
 
@@ -56,7 +56,7 @@ class Driver(ABC):
 
     @abstractmethod
     def turn(self, folder: Path, numbers: range) -> dict[str, list[float]]:
-        """Return the seconds of all calls by phase. Raises WrongByte."""
+        """Return the seconds of all calls by phase. Raises WrongBytesError."""
 
 
 class Connector(Driver):

@@ -19,6 +19,7 @@ from scripts.bench.drivers.driver import Driver
 
 
 def main() -> None:
+    """Serve until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scripts.bench.drivers.driver import Connector, Content, WrongByte, timed
+from scripts.bench.drivers.driver import Connector, Content, WrongBytesError, timed
 from tests.clients.run_sglang_hicache import hicache_module
 
 TOKEN = 128 << 10
@@ -48,7 +48,7 @@ class SGLangFile(Connector):
 
     def get(self, numbers: range) -> list[float]:
         if self._cache.batch_exists([_key(number) for number in numbers]) != len(numbers):
-            raise WrongByte("pages are missing")
+            raise WrongBytesError("pages are missing")
         return [self._get(number) for number in numbers]
 
     def _put(self, number: int) -> float:
