@@ -15,9 +15,8 @@ import torch
 
 from scripts.bench.drivers.driver import Content, Driver
 
+FIRST = ("first open", "first fstat")  # of a file after its write
 CALLS = ("open", "fstat", "read", "close")
-FIRST = tuple(f"first {call}" for call in CALLS)
-LATER = CALLS
 COPIED = "open after a copy"
 
 
@@ -35,7 +34,8 @@ class Loop(Driver):
     def turn(self, folder: Path, numbers: range) -> dict[str, list[float]]:
         paths = [os.path.join(folder, f"{number:032x}.bin") for number in numbers]
         data = memoryview(self._memory.numpy())
-        found: dict[str, list[float]] = {name: [] for name in ("write", *FIRST, *LATER, COPIED)}
+        phases = ("write", *FIRST, *CALLS, COPIED)
+        found: dict[str, list[float]] = {phase: [] for phase in phases}
         clock = time.perf_counter
         for path, number in zip(paths, numbers, strict=True):
             self._content.fill(self._memory, number)
@@ -45,7 +45,7 @@ class Loop(Driver):
             os.close(descriptor)
             found["write"].append(clock() - begin)
         self._memory.zero_()
-        for names in (FIRST, LATER):
+        for names in (FIRST, CALLS):
             for path, number in zip(paths, numbers, strict=True):
                 torch.mm(self._matrix, self._matrix)
                 torch.randint(0, 255, (4 << 20,), dtype=torch.uint8, generator=self._random)
@@ -58,7 +58,7 @@ class Loop(Driver):
                 times.append(clock())
                 os.close(descriptor)
                 times.append(clock())
-                for name, (begin, end) in zip(names, pairwise(times), strict=True):
+                for name, (begin, end) in zip(names, pairwise(times), strict=False):
                     found[name].append(end - begin)
                 self._content.check(self._memory, number)
         for path in paths * 2:
