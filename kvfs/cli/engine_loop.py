@@ -32,7 +32,7 @@ OPEN_S = 300e-6  # of open and fstat together; 130 to 250 us with fast opens, 45
 
 
 class Work:
-    """What an engine does between two blocks: all processors compute, then memory is copied.
+    """Work as of an engine between two blocks: all processors compute, then memory is copied.
 
     Hashing on every processor and a copy of 64 MiB make an open and its fstat as slow as a matrix
     product and 4 MiB of random numbers of torch do: 535 and 102 us, and 570 and 96 us. A copy alone

@@ -28,7 +28,7 @@ PROBE_CPU_S = 0.05
 
 @dataclass
 class Sides:
-    """What is compared. `disk`: a directory of the NVMe tier's file system; `peer`: a program."""
+    """The compared sides. `disk`: a directory of the NVMe tier's file system; `peer`: a program."""
 
     disk: Path
     ram: int

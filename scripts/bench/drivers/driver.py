@@ -1,4 +1,4 @@
-"""What all drivers have in common: content, the clock, and the order of a turn."""
+"""The common part of all drivers: content, the clock, and the order of a turn."""
 
 import time
 from abc import ABC, abstractmethod

@@ -10,6 +10,7 @@ import os
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ class Loop(Driver):
 
     def turn(self, folder: Path, numbers: range) -> dict[str, list[float]]:
         paths = [os.path.join(folder, f"{number:032x}.bin") for number in numbers]
-        data = memoryview(self._memory.numpy())
+        data: Any = self._memory.numpy().data
         phases = ("write", *FIRST, *CALLS, COPIED)
         found: dict[str, list[float]] = {phase: [] for phase in phases}
         clock = time.perf_counter

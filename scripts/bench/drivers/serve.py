@@ -4,7 +4,7 @@
 
 A turn is a line of JSON: `{"folder": ..., "first": ..., "count": ...}`. The answer is one line too:
 `{"seconds": {phase: [...]}}`, or `{"error": ...}`. The first line, before any turn, is `{}`: the
-engine is imported. What an engine itself prints goes to standard error.
+engine is imported. The output of the engine itself goes to standard error.
 """
 
 import importlib

@@ -27,7 +27,7 @@ JOB = 16  # blocks
 
 
 class Spec:
-    """What the tier reads of an OffloadingSpec."""
+    """The fields of an OffloadingSpec that the tier reads."""
 
     blocks_per_chunk = 1
     kv_events_config = None
@@ -51,7 +51,7 @@ class VLLMFs(Connector):
         memory = mmap.mmap(-1, JOB * bytes_each)  # aligned, as O_DIRECT wants it
         self._blocks = torch.frombuffer(memory, dtype=torch.uint8).view(JOB, bytes_each)
         self._blocks.zero_()
-        self._view = memoryview(self._blocks.numpy())
+        self._view: Any = self._blocks.numpy().data
         self._request: Any = ReqContext(req_id="bench")
         self._jobs = 0
         self._tier: Any = None
