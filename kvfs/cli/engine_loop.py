@@ -165,7 +165,7 @@ def cures(engine: dict[str, Any], status: dict[str, Any]) -> list[str]:
     if engine["speed"] < FAST or engine["mount"]["open_and_fstat_p50_s"] > OPEN_S:
         load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
         found += [
-            f"{name.replace('_', ' ')} is off: {status[name]['why']}"
+            f"{name} is off: {status[name]['why']}"
             for name in ("passthrough", "huge_pages", "fast_open")
             if name in status and not status[name]["on"]  # an earlier daemon has no fast_open
         ]

@@ -45,7 +45,7 @@ def test_a_slow_mount_gets_the_reason_of_each_part_that_is_off(found: dict[str, 
     passing = {"on": False, "why": "needs root"}
     assert engine_loop.cures(found, status(fast_open=fast, passthrough=passing)) == [
         "passthrough is off: needs root",
-        "fast open is off: turned off: mount with fast_open=on",
+        "fast_open is off: turned off: mount with fast_open=on",
     ]
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from scripts.bench.connectors import Entry
 from scripts.bench.drivers.driver import Content, WrongBytesError
-from scripts.bench.engines import Entry, Found, judged
+from scripts.bench.engines import Found, judged
 
 
 def test_content_of_the_engines_benchmark_differs_by_number_and_in_every_byte() -> None:
