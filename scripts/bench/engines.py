@@ -41,11 +41,15 @@ SHARES = {"p50": 0.5, "p99": 0.99}
 
 @dataclass
 class Found:
-    """Seconds by phase and side: a list for each measured round, with those of each call."""
+    """Seconds by phase and side: a list for each measured round, with those of each call.
+
+    `tiers`: the number of objects in each tier of kvfs, after the last round.
+    """
 
     entry: Entry
     count: int
     seconds: dict[tuple[str, str], list[list[float]]] = field(default_factory=dict)
+    tiers: dict[str, int] = field(default_factory=dict)
 
     def add(self, side: str, seconds: dict[str, list[float]]) -> None:
         for phase, calls in seconds.items():
@@ -62,7 +66,7 @@ class Found:
                 yield self._rates(phase, rounds)
 
     def _row(self, what: str, unit: str, figures: dict[str, Any]) -> dict[str, Any]:
-        facts = {"connector": self.entry.name, "what": what, "unit": unit}
+        facts = {"connector": self.entry.name, "what": what, "unit": unit, "tiers": self.tiers}
         return facts | {"bytes_each": self.entry.bytes_each, "objects": self.count} | figures
 
     def _rates(self, phase: str, rounds: dict[str, list[list[float]]]) -> dict[str, Any]:
@@ -115,8 +119,8 @@ def measure(entry: Entry, sides: Sides, rounds: int, total: int) -> Found:
                         raise Failed(f"on {name}: {error.message}") from None
                     if mounted is not None and round_ == rounds:
                         tiers = mounted.status()["tiers"]
-                        objects = {tier: told["objects"] for tier, told in tiers.items()}
-                        note(f"{entry.name}: kvfs had objects in {objects}")
+                        found.tiers = {tier: told["objects"] for tier, told in tiers.items()}
+                        note(f"{entry.name}: kvfs had objects in {found.tiers}")
                 if round_:
                     found.add(name, seconds)
     return found
