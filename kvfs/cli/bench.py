@@ -1,5 +1,7 @@
 """`kvfs bench`: measure this mount on this machine, beside a plain directory, in turns.
 
+It measures files in a tight loop here, and the calls of an engine in `engine_loop.py`.
+
 Contract: the benchmark uses only free room, in a namespace of its own that no bucket gets, so kvfs
 drops nothing for it. Both sides are cleared at the end. The next run clears the files of a run that
 was killed. Every byte that was read is compared, outside of the measured time. One process with one
@@ -22,8 +24,8 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import runtime
-from kvfs.cli import give, human, json_option, mountpoint_argument
-from kvfs.cli.screen import pairs, progress, screen, table
+from kvfs.cli import engine_loop, give, human, json_option, mountpoint_argument
+from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError, KvfsError
 
@@ -106,14 +108,24 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
     with _namespace(mountpoint, tier) as mine, _folder(against) as other:
         sides = Side("mount", mine), Side("beside", other)
         with progress() as bar:
-            task = bar.add_task("measuring", total=TURNS * len(SIZES))
+            task = bar.add_task("measuring", total=TURNS * len(SIZES) + 1)
             for _ in range(TURNS):
                 for size in SIZES:
                     for side in sides:
                         turn = _turn(side.path, size, min(room, MOST) // size)
                         side.turns.setdefault(size, []).append(turn)
                     bar.advance(task)
-    found = {"machine": _machine(status, tier), "against": str(against), "sizes": _rows(sides)}
+            engine = _engine(mine, other, room)
+    found = {
+        "machine": _machine(status, tier),
+        "against": str(against),
+        "sizes": _rows(sides),
+        "engine": engine
+        | {
+            "verdict": engine_loop.verdict(engine, str(against)),
+            "cures": engine_loop.cures(engine, status),
+        },
+    }
     give(found, _show, as_json=as_json)
 
 
@@ -198,6 +210,13 @@ def _turn(folder: Path, size: int, files: int) -> Times:
     return times
 
 
+def _engine(mine: Path, other: Path, room: int) -> dict[str, Any]:
+    try:
+        return engine_loop.measured(mine, other, room, TURNS)
+    except OSError as error:
+        raise KvfsError(f"{error.filename or mine}: {error.strerror or error}") from error
+
+
 def _machine(status: dict[str, Any], tier: str) -> dict[str, Any]:
     cpu = [one for one in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in one]
     return {
@@ -237,8 +256,24 @@ def _show(found: dict[str, Any]) -> None:
         ("huge pages", on["huge_pages"]),
         ("beside", found["against"]),
     ]
-    rows = (cells for row in found["sizes"] for cells in _cells(row))
+    rows = [cells for row in found["sizes"] for cells in _cells(row)]
+    rows += _engine_cells(found["engine"])
     screen().print(pairs(facts), table(("", "mount", "beside", "ratio"), rows, left=("",)))
+    screen().print(line(found["engine"]["verdict"]))
+    for cure in found["engine"]["cures"]:
+        screen().print(line(f"- {cure}"))
+
+
+def _engine_cells(engine: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for name, title in (("open_and_fstat", "open and fstat"), ("read", "read")):
+        for share, what in (
+            ("p50", f"between work: {title}, {human(engine['bytes'])}"),
+            ("p99", "  99 % of them within"),
+        ):
+            one, two = (engine[side][f"{name}_{share}_s"] for side in ("mount", "beside"))
+            rows.append((what, f"{one * 1e6:.0f} us", f"{two * 1e6:.0f} us", f"{one / two:.2f}"))
+    return rows
 
 
 def _cells(row: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:

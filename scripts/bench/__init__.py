@@ -2,6 +2,7 @@
 
 From the root of the repository, as root, after scripts/install.sh:
 
+    .venv/bin/python -m scripts.bench.engines --peer PASSTHROUGH_HP --json engines.json
     .venv/bin/python -m scripts.bench.io --json io.json
     .venv/bin/python -m scripts.bench.ops --json ops.json     # 10^3 and 10^6 objects: long
     .venv/bin/python -m scripts.bench.ops --objects 20000     # 10^3 and 2 * 10^4: a minute
@@ -11,6 +12,6 @@ From the root of the repository, as root, after scripts/install.sh:
 Each benchmark mounts kvfs in a temporary folder and always unmounts it. Things that are compared
 are measured in turns (A B A B ...), so that a ratio is less noisy than the two figures behind it.
 The first round only warms up. Contents are checked outside of the timed parts. No benchmark fails
-for being slow: the bars are shown with their verdicts. Only soak.py fails, for a wrong byte and
-the like.
+for being slow: the bars are shown with their verdicts. Only soak.py and engines.py fail, for a
+wrong byte and the like.
 """

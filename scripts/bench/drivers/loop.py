@@ -1,0 +1,71 @@
+"""The calls of an engine without an engine: open, fstat, read and close of whole files.
+
+Between two files the process does what engines do between two blocks: a matrix product and 4 MiB of
+random numbers, or a copy of 64 MiB. Both put the daemon's code out of the processors' caches; the
+product also leaves torch's threads spinning on all processors for some milliseconds. A tight loop
+shows neither. The first calls on a file after its write are told apart from later ones.
+"""
+
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.bench.drivers.driver import Content, Driver
+
+FIRST = ("first open", "first fstat")  # of a file after its write
+CALLS = ("open", "fstat", "read", "close")
+COPIED = "open after a copy"
+
+
+class Loop(Driver):
+    """Whole files, each read by one call."""
+
+    def __init__(self, bytes_each: int) -> None:
+        self._content = Content(bytes_each)
+        self._memory = torch.zeros(bytes_each, dtype=torch.uint8)
+        self._matrix = torch.randn(1500, 1500)
+        self._random = torch.Generator()
+        self._copied = torch.ones(64 << 20, dtype=torch.uint8)
+        self._copy = torch.empty_like(self._copied)
+
+    def turn(self, folder: Path, numbers: range) -> dict[str, list[float]]:
+        paths = [os.path.join(folder, f"{number:032x}.bin") for number in numbers]
+        data: Any = self._memory.numpy().data
+        phases = ("write", *FIRST, *CALLS, COPIED)
+        found: dict[str, list[float]] = {phase: [] for phase in phases}
+        clock = time.perf_counter
+        for path, number in zip(paths, numbers, strict=True):
+            self._content.fill(self._memory, number)
+            begin = clock()
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            os.write(descriptor, data)
+            os.close(descriptor)
+            found["write"].append(clock() - begin)
+        self._memory.zero_()
+        for names in (FIRST, CALLS):
+            for path, number in zip(paths, numbers, strict=True):
+                torch.mm(self._matrix, self._matrix)
+                torch.randint(0, 255, (4 << 20,), dtype=torch.uint8, generator=self._random)
+                times = [clock()]
+                descriptor = os.open(path, os.O_RDONLY)
+                times.append(clock())
+                os.fstat(descriptor)
+                times.append(clock())
+                os.readv(descriptor, [data])
+                times.append(clock())
+                os.close(descriptor)
+                times.append(clock())
+                for name, (begin, end) in zip(names, pairwise(times), strict=False):
+                    found[name].append(end - begin)
+                self._content.check(self._memory, number)
+        for path in paths * 2:
+            self._copy.copy_(self._copied)
+            begin = clock()
+            descriptor = os.open(path, os.O_RDONLY)
+            found[COPIED].append(clock() - begin)
+            os.close(descriptor)
+        return found
