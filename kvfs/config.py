@@ -183,7 +183,7 @@ class Config:
     )
     fast_open: bool = described(
         SWITCH,
-        "answer opens of files in RAM in a thread of its own; needs passthrough",
+        "answer opens of files in RAM without Python; needs passthrough",
         default=True,
     )
     huge: Literal["within_size", "always", "advise", "never"] = _upgraded(

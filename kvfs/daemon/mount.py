@@ -332,7 +332,7 @@ class Mount:
     def fast_open_why(self) -> str:
         """Return why opens of files in RAM take the longer way; "" if they do not."""
         if not self.config.fast_open:
-            return "turned off: mount with fast_open=on"
+            return "turned off by fast_open=off"
         if not self.backings.on:
             return f"passthrough is off: {self.backings.why}"
         return self._fast_failed if self.ledger.tiers.ram.mounted else "the mount has no RAM tier"

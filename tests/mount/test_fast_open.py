@@ -176,7 +176,7 @@ def test_opens_are_not_fast_if_turned_off(mount: Mount) -> None:
     status = kv.status()
     assert status["fast_open"] == {
         "on": False,
-        "why": "turned off: mount with fast_open=on",
+        "why": "turned off by fast_open=off",
         "objects": 0,
     }
     assert status["counters"]["opens_fast"] == 0
