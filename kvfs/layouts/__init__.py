@@ -1,7 +1,7 @@
 """The facts in connectors' file names: engine, model, rank, shard, block, and the file's group.
 
 Contract: pure, and any bytes are a name: `recognise` returns None for an unknown name, and never
-raises. It is called once when a file is created or renamed, and takes 1 to 4 us. Its result decides
+raises. It is called once when a file is created or renamed, and takes 1 to 5 us. Its result decides
 where a file begins (`Block.kind`), which files leave together (`Block.key`), in which order
 (`Block.parent_key`) and whether at all (`LIVES`). A module for each family of engines has the
 formats and their sources.
