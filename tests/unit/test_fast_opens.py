@@ -24,7 +24,7 @@ def test_without_a_thread_the_daemon_answers(tmp_path: Path) -> None:
         assert made.ledger.fast_opens.gate is None
         held = await made.create(b"a", b"content")
         await made.close(held, writable=True)
-        assert not made.ledger.fast_opens.written
+        assert not made.ledger.fast_opens.waiting
         assert await made.read(held.inode.ino) == b"content"
         made.check()
         await made.check_at_rest()

@@ -357,7 +357,7 @@ class World:
     def fast_ids(self) -> set[int]:
         """The backing ids of objects whose opens need no daemon."""
         entries = {} if self.gate is None else self.gate.entries
-        waiting = self.ledger.fast_opens.written
+        waiting = self.ledger.fast_opens.waiting
         return {held.backing_id for held in (*entries.values(), *waiting.values())}
 
     # Steps of an application

@@ -136,9 +136,10 @@ class FastOpens:
         self._seen: deque[ObjectOpens] = deque()  # of objects that were taken out
         self._accessed: dict[int, int] = {}  # times of access (ns) that no record has yet
         self._again: dict[int, None] = {}  # closed objects that were taken out lately, in order
-        # Objects whose writer has closed lately: they enter after a STEP. Most writers rename them
-        # at once, and a rename took 1.4 times as long for an object of the table.
-        self.written: dict[int, OpenObject] = {}
+        # Objects with a backing id that enter after a STEP: their writer has closed them, or their
+        # record has changed. Most writers rename a file at once, and a rename took 1.4 times as
+        # long for an object of the table.
+        self.waiting: dict[int, OpenObject] = {}
         self._some_again = trio.Event()
         # Opens an object's copy in RAM for the kernel alone, if an open would get it at once.
         self.reopen: Callable[[Inode], OpenObject | None] = lambda _: None
@@ -161,8 +162,8 @@ class FastOpens:
         if self.gate is None:
             return
         self.gate.turn(on=False)
-        while self.written:
-            self._close(self.written.popitem()[1])
+        while self.waiting:
+            self._close(self.waiting.popitem()[1])
         while inodes := self.gate.inodes(AT_ONCE):
             for ino in inodes:
                 self.take(ino)
@@ -178,7 +179,7 @@ class FastOpens:
         It has no open object and no lock any more. written: a writer has closed it.
         """
         if written and self.gate is not None and self._open:
-            self.written[held.inode.ino] = held
+            self.waiting[held.inode.ino] = held
             self._some_again.set()
             return True
         return self._offer(held)
@@ -224,7 +225,7 @@ class FastOpens:
 
     def take(self, ino: int) -> None:
         """Take an object out; its open handles become those of an open object."""
-        if self.written and (held := self.written.pop(ino, None)) is not None:
+        if self.waiting and (held := self.waiting.pop(ino, None)) is not None:
             self._close(held)
             self._try_again(ino)
         elif self.gate is not None and (taken := self.gate.take(ino, even_open=False)):
@@ -234,11 +235,11 @@ class FastOpens:
 
     def take_record(self, inode: Inode) -> None:
         """Take an object out whose record, in memory this one, is about to change."""
-        if self.written and inode.ino in self.written:
+        if self.waiting and inode.ino in self.waiting:
             if not inode.links:
-                self._close(self.written.pop(inode.ino))
+                self._close(self.waiting.pop(inode.ino))
         elif self.gate is not None and (taken := self.gate.take(inode.ino, even_open=False)):
-            self._take(inode.ino, taken, inode)
+            self._take(inode.ino, taken, inode, enters_again=bool(inode.links))
 
     def _close(self, held: OpenObject) -> None:
         assert self.gate is not None
@@ -249,7 +250,10 @@ class FastOpens:
         if self.gate is not None and (ino := self.gate.inode_of(handle)):
             self.take(ino)
 
-    def _take(self, ino: int, found: "bool | Taken", inode: Inode | None) -> None:
+    def _take(
+        self, ino: int, found: "bool | Taken", inode: Inode | None, *, enters_again: bool = False
+    ) -> None:
+        """enters_again: with the same backing id, if it is not open."""
         assert self.gate is not None
         taken = self.gate.take(ino, even_open=True) if isinstance(found, bool) else found
         assert isinstance(taken, Taken)
@@ -261,6 +265,10 @@ class FastOpens:
         accessed = taken.since.accessed_ns or earlier
         if accessed and inode is not None:
             inode.atime_ns = accessed
+        if not taken.handles and enters_again and inode is not None:
+            self.waiting[ino] = self._held(inode, taken)
+            self._some_again.set()
+            return
         if not taken.handles:
             self.gate.close(taken.backing_id)
             if accessed and inode is None:
@@ -268,7 +276,14 @@ class FastOpens:
             self._try_again(ino)
             return
         assert inode is not None, f"inode {ino} is open and has no record"
-        held = OpenObject(
+        held = self._held(inode, taken)
+        self.table.open[ino] = held
+        self.gate.adopt(taken, held)
+        if accessed:
+            self.uses.note([inode], accessed)
+
+    def _held(self, inode: Inode, taken: Taken) -> OpenObject:
+        return OpenObject(
             inode,
             self.tiers.ram,
             -1,
@@ -277,10 +292,6 @@ class FastOpens:
             readers=len(taken.handles),
             accounted=True,
         )
-        self.table.open[ino] = held
-        self.gate.adopt(taken, held)
-        if accessed:
-            self.uses.note([inode], accessed)
 
     def _try_again(self, ino: int) -> None:
         self._again[ino] = None
@@ -349,21 +360,21 @@ class FastOpens:
             if not self._open:  # `run` is emptying the table
                 continue
             self._some_again = trio.Event()
-            written, again, self._again = [*self.written], [*self._again], {}
+            waiting, again, self._again = [*self.waiting], [*self._again], {}
             for at, (enter, ino) in enumerate(
-                [(self._enter, ino) for ino in written] + [(self._reopen, ino) for ino in again]
+                [(self._enter, ino) for ino in waiting] + [(self._reopen, ino) for ino in again]
             ):
                 if not at % AT_ONCE:
                     await trio.lowlevel.checkpoint()
                 enter(ino)
 
     def _enter(self, ino: int) -> None:
-        held = self.written.pop(ino, None)
+        held = self.waiting.pop(ino, None)
         if held is not None and not self._offer(held):
             self._close(held)
 
     def _reopen(self, ino: int) -> None:
-        if self.gate is None or self.gate.has(ino) or self.table.peek(ino) or ino in self.written:
+        if self.gate is None or self.gate.has(ino) or self.table.peek(ino) or ino in self.waiting:
             return
         if self.gate.surplus():  # the table is full of objects that were used later
             return
