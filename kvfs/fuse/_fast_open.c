@@ -30,8 +30,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
-#include <sched.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -424,8 +422,6 @@ static void *serve(void *unused) {
     uint64_t seen = 0;
     (void)unused;
     (void)!setpriority(PRIO_PROCESS, gettid(), NICE); /* an ordinary user may not */
-    if (getenv("KV_SLICE")) { struct { uint32_t size, policy; uint64_t flags; int32_t nice; uint32_t prio; uint64_t runtime, deadline, period; } a = {48, 0, 0, NICE, 0, atoi(getenv("KV_SLICE")) * 1000ull, 0, 0}; if (syscall(SYS_sched_setattr, 0, &a, 0)) perror("slice"); }
-    if (getenv("KV_FIFO")) { struct sched_param p = {.sched_priority = 1}; sched_setscheduler(0, SCHED_FIFO, &p); }
     while (!queue.failed && await_request(since, &seen)) {
         enum outcome outcome;
         do {

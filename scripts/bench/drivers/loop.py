@@ -3,7 +3,8 @@
 Between two files the process does what engines do between two blocks: a matrix product and 4 MiB of
 random numbers, or a copy of 64 MiB. Both put the daemon's code out of the processors' caches; the
 product also leaves torch's threads spinning on all processors for some milliseconds. A tight loop
-shows neither. The first calls on a file after its write are told apart from later ones.
+shows neither. The first calls on a file after its write are told apart from later ones. The files
+have names of SGLang's pages, so kvfs knows them as blocks.
 """
 
 import os
@@ -33,7 +34,7 @@ class Loop(Driver):
         self._copy = torch.empty_like(self._copied)
 
     def turn(self, folder: Path, numbers: range) -> dict[str, list[float]]:
-        paths = [os.path.join(folder, f"{number:032x}.bin") for number in numbers]
+        paths = [os.path.join(folder, f"{number:064x}_model.bin") for number in numbers]
         data: Any = self._memory.numpy().data
         phases = ("write", *FIRST, *CALLS, COPIED)
         found: dict[str, list[float]] = {phase: [] for phase in phases}
