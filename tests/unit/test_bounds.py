@@ -9,9 +9,11 @@ import pytest
 import trio
 import trio.testing
 
+from kvfs.core.capacity.bounds import CALM, PERIOD
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import NoSpaceError, NotFoundError, QuotaError
 from kvfs.settings import Settings
+from kvfs.tiers import Reservation
 from tests.semantics.syscalls import opened
 from tests.unit.world import World, world
 
@@ -76,6 +78,31 @@ def test_a_writer_that_rests_is_passed_by_until_it_grows(tmp_path: Path) -> None
             await made.close(held, writable=True)
 
     with world(tmp_path) as made:
+        trio.run(case, made)
+
+
+def test_looks_are_rare_while_no_limit_is_near(tmp_path: Path) -> None:
+    """A tier with little room, a quota and a file that is cut off each need frequent looks."""
+
+    async def case(made: World) -> None:
+        pause = made.objects.sealing.bounds.pause
+        made.expect(b"a", M)
+        held = await made.create(b"a", b"x" * M)
+        assert held.tier is made.fast
+        assert pause() == CALM
+        with Reservation(made.fast, made.fast.free - made.room.headroom - M):
+            assert pause() == PERIOD
+        assert pause() == CALM
+        limit(made, quota_hard="4M")
+        assert pause() == PERIOD
+        limit(made, quota_hard="0")
+        assert pause() == CALM
+        held.doom = QuotaError("cut off")
+        assert pause() == PERIOD
+        held.doom = None
+        await made.close(held, writable=True)
+
+    with world(tmp_path, ram=4096 * M) as made:
         trio.run(case, made)
 
 
