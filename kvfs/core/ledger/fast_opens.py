@@ -1,11 +1,12 @@
 """Objects in RAM whose opens for reading are answered without the daemon's loop.
 
 Contract: an object is in the gate's table from its last close until the daemon asks for its open
-object, takes its lock or changes its record. Each of these calls `take` first. Handles that are
-open by then become those of an ordinary open object. So for all other code an object of the table
-is one that nobody has open. `see` tells policies and accounts of the opens, in order; call it
-before a decision about order of use. Synchronous, except `run`. Not for the answers: that is the
-gate (`fuse/fast_open.py`).
+object, takes its lock or changes its record. After the close of a writer it waits for a `STEP`
+before it enters. Each of these calls `take` or `take_record` first. Handles that are open by then
+become those of an ordinary open object. So for all other code an object that waits or is in the
+table is closed. `see` tells policies and accounts of the opens, in order; call it before a decision
+about order of use. Synchronous, except `run`. Not for the answers: that is the gate
+(`fuse/fast_open.py`).
 """
 
 import logging

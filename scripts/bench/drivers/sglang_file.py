@@ -28,19 +28,7 @@ class SGLangFile(Connector):
 
     def start(self, folder: Path) -> None:
         os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(folder)
-        config = self._module.HiCacheStorageConfig(
-            tp_rank=0,
-            tp_size=1,
-            pp_rank=0,
-            pp_size=1,
-            attn_cp_rank=0,
-            attn_cp_size=1,
-            is_mla_model=False,
-            enable_storage_metrics=False,
-            is_page_first_layout=False,
-            model_name="meta-llama/Llama-3.1-8B",
-            extra_config=None,
-        )
+        config = storage_config(self._module, page_first=False, extra=None)
         self._cache = self._module.HiCacheFile(config)
 
     def put(self, numbers: range) -> list[float]:
@@ -61,6 +49,26 @@ class SGLangFile(Connector):
         seconds = timed(self._cache.get, _key(number), self._page)
         self._content.check(self._page, number)
         return seconds
+
+
+def storage_config(module: Any, *, page_first: bool, extra: dict[str, Any] | None) -> Any:  # noqa: ANN401
+    """Return the configuration that SGLang gives a storage class of one rank.
+
+    module: SGLang's own, which has no types.
+    """
+    return module.HiCacheStorageConfig(
+        tp_rank=0,
+        tp_size=1,
+        pp_rank=0,
+        pp_size=1,
+        attn_cp_rank=0,
+        attn_cp_size=1,
+        is_mla_model=False,
+        enable_storage_metrics=False,
+        is_page_first_layout=page_first,
+        model_name="meta-llama/Llama-3.1-8B",
+        extra_config=extra,
+    )
 
 
 def _key(number: int) -> str:

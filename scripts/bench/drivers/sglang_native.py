@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from scripts.bench.drivers.driver import Connector, Content, WrongBytesError, timed
+from scripts.bench.drivers.sglang_file import storage_config
 from tests.clients import sglang_pools
 
 LAYERS, HEADS, DIM = 32, 8, 128
@@ -48,25 +49,14 @@ class SGLangNative(Connector):
         pool.kv_buffer = pool.init_kv_buffer()
 
     def start(self, folder: Path) -> None:
-        config = self._sglang.storage.HiCacheStorageConfig(
-            tp_rank=0,
-            tp_size=1,
-            pp_rank=0,
-            pp_size=1,
-            attn_cp_rank=0,
-            attn_cp_size=1,
-            is_mla_model=False,
-            enable_storage_metrics=False,
-            is_page_first_layout=True,
-            model_name="meta-llama/Llama-3.1-8B",
-            extra_config={
-                "backend_name": "kvfs",
-                "module_path": "kvfs.connectors.sglang",
-                "class_name": "KvfsHiCache",
-                "interface_v1": 1,
-                "path": str(folder),
-            },
-        )
+        extra = {
+            "backend_name": "kvfs",
+            "module_path": "kvfs.connectors.sglang",
+            "class_name": "KvfsHiCache",
+            "interface_v1": 1,
+            "path": str(folder),
+        }
+        config = storage_config(self._sglang.storage, page_first=True, extra=extra)
         self._cache: Any = self._sglang.factory.create_backend("dynamic", config, self._pool)
         self._cache.register_mem_pool_host(self._pool)
 
