@@ -209,9 +209,11 @@ class Mount:
         await self._note_accesses(config)
 
     async def _note_accesses(self, config: Config) -> None:
-        change = self.ledger.namespaces.access_log.change
+        change, fast_opens = self.ledger.namespaces.access_log.change, self.ledger.fast_opens
+        fast_opens.empty()
+        fast_opens.see()  # these opens came before the change: the log has none of them
         await trio.to_thread.run_sync(change, config.access_log, config.access_log_size)
-        self.ledger.fast_opens.empty()
+        fast_opens.empty()
 
     def _change_timeout(self, timeout: float) -> None:
         self.operations.timeout = timeout

@@ -1,6 +1,7 @@
 """Opens that are answered beside the daemon's loop: what they answer, count, and leave behind."""
 
 import errno
+import json
 import mmap
 import os
 import stat
@@ -84,6 +85,20 @@ def test_read_moves_the_time_of_access(kv: Mounted) -> None:
     assert fast(kv) == 1
     kv.remount()
     assert path.stat().st_atime_ns == after.st_atime_ns
+
+
+def test_access_log_begins_with_its_setting(kv: Mounted, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    for name in ("before", "after"):
+        written(kv.path / name)
+    settled(kv, 2)
+    change = partial(subprocess.run, check=True)
+    (kv.path / "before").read_bytes()
+    change([*KVFS, "set", kv.path, f"access_log={log}"])
+    (kv.path / "after").read_bytes()
+    settled(kv, 0)
+    change([*KVFS, "set", kv.path, "access_log=none"])
+    assert [json.loads(line)["path"] for line in log.read_text().splitlines()] == ["./after"]
 
 
 def test_handles_survive_a_change_of_their_object(kv: Mounted) -> None:
