@@ -92,6 +92,8 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
     tier = "ram" if "ram" in status["tiers"] else "nvme"
     if not against.is_dir():
         raise ConfigError(f"--against {against}: expected an existing directory")
+    if against.stat().st_dev == mountpoint.stat().st_dev:
+        raise ConfigError(f"--against {against}: expected a directory outside of the mount")
     for left in _left(against):
         try:
             shutil.rmtree(left)

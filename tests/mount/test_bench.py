@@ -54,6 +54,7 @@ def test_bench_refuses_wrong_targets_and_cleans_up_after_an_interrupt(
     for arguments, why in (
         ((kv.path,), "so that kvfs need not drop objects"),
         ((kv.path, "--against", tmp_path / "none"), "expected an existing directory"),
+        ((kv.path, "--against", kv.path), "expected a directory outside of the mount"),
         ((tmp_path,), "is not a mount point"),
     ):
         done = run(*arguments)
