@@ -1,6 +1,7 @@
 """Puts and gets of every real connector, from the first file on, and the calls of an engine.
 
     .venv/bin/python -m scripts.bench.engines --peer PATH [--only NAME ...] [--json FILE]
+    .venv/bin/python -m scripts.bench.engines --peer PATH --beside movers --beside s3
 
 Four sides, in turns within each round; each turn has a fresh directory, and a fresh mount:
 
@@ -26,6 +27,7 @@ from typing import Any
 
 import click
 
+from scripts.bench import beside as loads
 from scripts.bench.connectors import Entry, entries, process
 from scripts.bench.measure import Bar, paired_ratio, percentile, size, size_name, turns
 from scripts.bench.mounted import Failed
@@ -177,6 +179,12 @@ def show(report: Report, rows: list[dict[str, Any]], sides: Sides) -> None:
 
 @click.command(help=__doc__.splitlines()[0] if __doc__ else None)
 @click.option("--only", multiple=True, metavar="NAME", help="Run this connector only (repeatable).")
+@click.option(
+    "--beside",
+    multiple=True,
+    type=click.Choice(loads.LOADS),
+    help="Instead: the loop, idle and beside this load (repeatable).",
+)
 @click.option("--rounds", type=click.IntRange(1), default=7, show_default=True)
 @click.option("--bytes", "total", default="512M", show_default=True, help="Data of a turn.")
 @click.option(
@@ -197,6 +205,7 @@ def show(report: Report, rows: list[dict[str, Any]], sides: Sides) -> None:
 def main(
     *,
     only: tuple[str, ...],
+    beside: tuple[str, ...],
     rounds: int,
     total: str,
     page_size: int,
@@ -224,13 +233,20 @@ def main(
     report.document["tmpfs_options"] = sides.tmpfs_options
     report.document["status"] = sides.status
     rows: list[dict[str, Any]] = []
-    for entry in every.values():
-        if not only or entry.name in only:
-            rows += measure(entry, sides, rounds, amount).rows(sides.names)
+    if beside:
+        for load in beside:
+            rows += loads.beside(load, sides, rounds, loads.ENTRY.count(amount))
+        loads.show(report, rows)
+        bars = loads.judged(rows)
+    else:
+        for entry in every.values():
+            if not only or entry.name in only:
+                rows += measure(entry, sides, rounds, amount).rows(sides.names)
+        show(report, rows, sides)
+        bars = judged(rows) if peer else []
     report.document["results"] = rows
-    show(report, rows, sides)
-    if peer:
-        report.bars(judged(rows))
+    if bars:
+        report.bars(bars)
     report.write(output)
 
 

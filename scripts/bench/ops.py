@@ -1,12 +1,13 @@
 """Operations a second with few and with many objects, and what the many cost.
 
-    .venv/bin/python -m scripts.bench.ops [--objects N] [--clients N ...] [--json FILE]
+    .venv/bin/python -m scripts.bench.ops [--objects N] [--clients N ...] [--peer PATH]
 
 Two mounts are measured in turns: one whose directory holds --few objects and one with --objects.
 "open+close" opens different objects; "open+close same" always opens one. The comparison floor
 (baseline/) also opens one: it is a third mount, measured in the same turns. The kernel answers
 "stat hit". The daemon answers "stat cold", because the kernel's caches were dropped. readdir counts
-entries, not listings.
+entries, not listings. `--peer` adds libfuse's passthrough_hp over the same tmpfs (engines.py says
+how to build it): it opens --few objects in the same turns.
 
 The benchmark also shows the daemon's memory for each object beyond the first --first, and the time
 from the daemon's start until a mount of the large catalog answers. A million objects take a while
@@ -38,8 +39,10 @@ from scripts.bench.places import (
     restart,
 )
 from scripts.bench.report import Report, note, number
+from scripts.bench.sides import PEER
 
 MEMORY = Bar("daemon memory, bytes an object", 400, at_least=False)
+AGAINST_PEER = {1: 1.5, 8: 0.9}  # least open+close in comparison with passthrough_hp, by clients
 ANSWER = Bar("first answer after the daemon's start, s", 1, at_least=False)
 
 
@@ -65,8 +68,10 @@ def rows(places: list[Place]) -> list[dict[str, Any]]:
     return found
 
 
-def compare(few: Place, many: Place, floor: Place | None) -> list[dict[str, Any]]:
-    """The bars on rates: many objects against few, and open+close against the floor."""
+def compare(found: list[Place]) -> list[dict[str, Any]]:
+    """The bars on rates: many objects against few, and open+close against floor and peer."""
+    few, many = found[:2]
+    others = {place.name: place for place in found[2:]}
 
     def against(
         one: Place, op: str, other: Place, other_op: str, clients: int
@@ -84,12 +89,17 @@ def compare(few: Place, many: Place, floor: Place | None) -> list[dict[str, Any]
         bar = Bar(f"{op}, {many.objects} / {few.objects} objects", 0.9)
         value = against(many, op, few, op, clients)
         judged.append(bar.judged(value["best"], f"{clients} clients", value["median"]))
-    if floor is not None:
+    if (floor := others.get(FLOOR)) is not None:
         for op in ("open+close same", "open+close"):
             for _, clients in floor.outcomes:
                 bar = Bar(f"{op}, mount / comparison floor", 0.9)
                 value = against(few, op, floor, "open+close same", clients)
                 judged.append(bar.judged(value["best"], f"{clients} clients", value["median"]))
+    if (peer := others.get(PEER)) is not None:
+        for op, clients in peer.outcomes:
+            bar = Bar(f"{op}, mount / {PEER}", AGAINST_PEER.get(clients, 0.9))
+            value = against(few, op, peer, op, clients)
+            judged.append(bar.judged(value["best"], f"{clients} clients", value["median"]))
     return judged
 
 
@@ -102,7 +112,7 @@ def show(report: Report, found: list[dict[str, Any]]) -> None:
             [
                 [
                     row["op"],
-                    FLOOR if row["place"] == FLOOR else f"{row['objects']:,}",
+                    row["place"] if row["place"] in {FLOOR, PEER} else f"{row['objects']:,}",
                     number(row["per_s"]["best"]),
                     number(row["per_s"]["median"]),
                     number(row["p50_us"]),
@@ -123,7 +133,8 @@ def memory_of(place: Place) -> int:
 def populate(found: list[Place], group: Clients, settings: Settings) -> dict[str, Any]:
     """Make the objects; what that took and how the daemon's memory grew."""
     few, many = found[:2]
-    fill(few, group, settings.few, settings)
+    for place in (few, *(one for one in found if one.name == PEER)):
+        fill(place, group, settings.few, settings)
     first = min(settings.first, settings.objects)
     fill(many, group, first, settings)
     memory = {first: memory_of(many)}
@@ -151,6 +162,7 @@ def populate(found: list[Place], group: Clients, settings: Settings) -> dict[str
 @click.option("--rounds", default=3, show_default=True, help="Measured rounds.")
 @click.option("--bytes", "bytes_", default="4K", show_default=True, help="Bytes of one object.")
 @click.option("--ram", help="RAM tier of each mount; default fits all objects.")
+@click.option("--peer", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--nvme",
     type=click.Path(file_okay=False, exists=True, path_type=Path),
@@ -180,7 +192,7 @@ def main(
     with contextlib.ExitStack() as stack:
         groups = [stack.enter_context(Clients(count)) for count in settings.clients]
         found = stack.enter_context(places(settings))
-        few, many = found[:2]
+        many = found[1]
         assert many.mounted is not None
         widest = max(groups, key=lambda group: group.number)
         population = populate(found, widest, settings)
@@ -194,7 +206,7 @@ def main(
         report.document["results"] = results
         report.document["status"] = many.mounted.status()
         show(report, results)
-        judged = compare(few, many, found[2] if len(found) > len((few, many)) else None)
+        judged = compare(found)
         span = f"{settings.first:,} to {settings.objects:,}"
         judged.append(MEMORY.judged(population["bytes_per_object"], span))
         if again:

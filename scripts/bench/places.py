@@ -19,6 +19,7 @@ from scripts.bench.clients import SAMPLE, Clients, Outcome, Task, name
 from scripts.bench.measure import turns
 from scripts.bench.mounted import KVFS, Failed, Mounted, kvfs, scratch, started_at
 from scripts.bench.report import console, note
+from scripts.bench.sides import PEER, check_peer, passthrough
 
 OPS = (
     "create",
@@ -32,6 +33,7 @@ OPS = (
 )
 COLD = "stat cold"
 FLOOR = "floor"
+PEER_OPS = ("open+close", "open+close same")
 ANSWER_LIMIT_S = 300.0
 QUIET = not console.is_terminal  # no bars in files
 POLL_S = 5e-4  # between two tries for the first answer
@@ -39,13 +41,17 @@ POLL_S = 5e-4  # between two tries for the first answer
 
 @dataclass(slots=True)
 class Place:
-    """A directory that is measured: on a mount, or the comparison floor's one object."""
+    """A directory that is measured: on a mount, or the comparison floor's one object.
+
+    `single`: the folder is that object.
+    """
 
     name: str
     folder: Path
     objects: int = 0
     mounted: Mounted | None = None
     ops: tuple[str, ...] = OPS
+    single: bool = False
     outcomes: dict[tuple[str, int], list[Outcome]] = field(default_factory=dict)
 
 
@@ -63,11 +69,12 @@ class Settings:
     seed: int
     nvme: Path
     ram: int | None
+    peer: Path | None = None
 
     def options(self, label: str, objects: int, disk: Path) -> str:
         """Of a mount for that many objects: none of them has to move while calls are timed."""
         pages = -(-self.bytes_each // mmap.PAGESIZE) * mmap.PAGESIZE
-        room = 2 * pages * (objects + self.operations) + (256 << 20)
+        room = 2 * pages * (objects + self.operations) + ((1024 if self.peer else 256) << 20)
         half = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // 2
         return f"ram={self.ram or min(room, half)},nvme={disk / label},nvme_size={room}"
 
@@ -100,7 +107,7 @@ def run(place: Place, op: str, clients: Clients, round_: int, settings: Settings
     """One operation by all clients on one place."""
     folder = str(place.folder)
     count = settings.operations
-    if op == "open+close same" and place.mounted:
+    if op == "open+close same" and not place.single:
         folder = os.path.join(folder, name(0))
     if op == COLD:
         count = min(count, SAMPLE)  # each object once: the second time it is not cold
@@ -191,7 +198,10 @@ def restart(place: Place) -> dict[str, float]:
 
 @contextlib.contextmanager
 def places(settings: Settings) -> Iterator[list[Place]]:
-    """Few objects, many objects and, as root, the comparison floor: three mounts."""
+    """Few objects, many objects, the comparison floor as root, and passthrough_hp if asked for.
+
+    passthrough_hp shows a folder of the tmpfs that is the RAM tier of the first mount.
+    """
     with contextlib.ExitStack() as stack:
         folder, disk = stack.enter_context(scratch()), stack.enter_context(scratch(settings.nvme))
         found = []
@@ -202,7 +212,16 @@ def places(settings: Settings) -> Iterator[list[Place]]:
             found.append(Place(label, mounted.path / "bench", mounted=mounted))
         if os.geteuid() == 0:
             path = stack.enter_context(baseline(folder / FLOOR, bytes(settings.bytes_each)))
-            found.append(Place(FLOOR, path, objects=1, ops=("open+close same",)))
+            found.append(Place(FLOOR, path, objects=1, ops=("open+close same",), single=True))
         else:
             note("not root: no comparison floor")
+        if settings.peer:
+            first = found[0].mounted
+            assert first is not None
+            tier = Path(first.status()["tiers"]["ram"]["path"])
+            source = stack.enter_context(scratch(tier))
+            check_peer(settings.peer, source)
+            mount, _ = stack.enter_context(passthrough(settings.peer, source))
+            (mount / "bench").mkdir()
+            found.append(Place(PEER, mount / "bench", ops=PEER_OPS))
         yield found

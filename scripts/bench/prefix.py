@@ -5,7 +5,8 @@
 A prompt has --blocks blocks (64) of 64 tokens. The blocks have the shapes of three models: Llama
 3.1 8B (128 KiB a token), Llama 3.1 70B (320 KiB), DeepSeek V3, MLA (68.6 KiB). With several
 processes, each has a prompt of its own and its share of the blocks. All is in memory: a mount with
-a RAM tier only, and the same tmpfs directly.
+a RAM tier only, and the same tmpfs directly. `--peer` adds libfuse's passthrough_hp over this tmpfs
+(engines.py says how to build it). `--plain` leaves out VUA, torch and safetensors.
 
 The figures are GB/s of tensors, from the first process's beginning to the last one's end. In every
 round each way saves, loads and drops in its turn. The tables show the best round and the median of
@@ -29,7 +30,7 @@ import os
 import statistics
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,9 +42,10 @@ import torch
 from kvfs.client import PrefixCache, Spec
 from kvfs.client import match as matching
 from scripts.bench.clients import processes
-from scripts.bench.measure import Bar, Series, turns
+from scripts.bench.measure import Bar, Series, paired_ratio, turns
 from scripts.bench.mounted import Failed, kvfs, scratch
 from scripts.bench.report import Report, note, number
+from scripts.bench.sides import PEER, check_peer, passthrough
 from scripts.bench.ways import (
     THREADS,
     Client,
@@ -79,13 +81,18 @@ RACE = (
         ("raw", "mount"),
         ("kvfs", "mount"),
         ("raw", "tmpfs"),
+        ("kvfs", "tmpfs"),
+        ("raw", PEER),
+        ("kvfs", PEER),
     ),
     *(("VUA", "mount"), ("VUA", "tmpfs"), ("torch", "mount"), ("torch", "tmpfs")),
     *(("safetensors", "mount"), ("safetensors", "tmpfs")),
 )
+PLAIN = ("memcpy", f"memcpy by {THREADS}", "raw", "kvfs")
 PHASES = ("save", "first load", "load", "map and copy")
 MATCHED = 4000  # blocks
 LOAD = Bar("load / memcpy", 0.9)
+AGAINST_PEER = Bar(f"load, mount / {PEER}", 0.95)
 SAVE = Bar("save / raw write", 0.85)
 MAP = Bar("map, us a block", 100, at_least=False)
 ASK = Bar("match in one call, ms", 2, at_least=False)
@@ -233,13 +240,13 @@ def team(count: int, shape: str, blocks: int, scratch_: Path) -> Iterator[Team]:
 
 
 def race(
-    members: Team, places: dict[str, Path], rounds: int
+    members: Team, places: dict[str, Path], rounds: int, ways: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str, str], list[float]]:
-    """Seconds of each (way, place, phase), one a round."""
+    """Seconds of each (way, place, phase), one a round. `ways`: each with its place."""
     found: dict[tuple[str, str, str], list[float]] = {}
     for round_ in range(rounds + 1):  # the first warms up
-        for at in turns(len(RACE), round_):
-            way, place = RACE[at]
+        for at in turns(len(ways), round_):
+            way, place = ways[at]
             folder = places[place]
 
             def do(phase: str, way: str = way, folder: Path = folder) -> float:
@@ -307,6 +314,9 @@ def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ):
             ratios = series("kvfs", "mount", phase).against(base)
             bars.append(bar.judged(ratios["best"], shape, ratios["median"]))
+        if (shape, count, "kvfs", PEER, "load") in by:
+            ratios = series("kvfs", "mount", "load").against(series("kvfs", PEER, "load"))
+            bars.append(AGAINST_PEER.judged(ratios["best"], shape, ratios["median"]))
         mapped = by[shape, count, "kvfs", "mount", "map"]["us_a_block"]
         bars.append(MAP.judged(min(mapped), shape, statistics.median(mapped)))
     return bars
@@ -316,8 +326,11 @@ def show(report: Report, rows: list[dict[str, Any]]) -> None:
     """Best rounds, GB/s."""
     for shape, count in dict.fromkeys((row["shape"], row["processes"]) for row in rows):
         here = [row for row in rows if (row["shape"], row["processes"]) == (shape, count)]
+        here_memcpy = next(
+            row["rates"] for row in here if (row["way"], row["phase"]) == ("memcpy", "load")
+        )
         table = []
-        for way, place in RACE:
+        for way, place in dict.fromkeys((row["way"], row["place"]) for row in here):
             mine = {row["phase"]: row for row in here if (row["way"], row["place"]) == (way, place)}
             cells = [
                 number(max(mine[phase]["rates"]) / 1e9) if phase in mine else "-"
@@ -327,11 +340,14 @@ def show(report: Report, rows: list[dict[str, Any]]) -> None:
                 number(statistics.median(mine[phase]["rates"]) / 1e9) if phase in mine else "-"
                 for phase in ("save", "load")
             ]
-            table.append([way if place == "memory" else f"{way}, {place}", *cells, *medians])
+            ratio = paired_ratio(mine["load"]["rates"], here_memcpy)
+            table.append(
+                [way if place == "memory" else f"{way}, {place}", *cells, *medians, number(ratio)]
+            )
         size = spec_of(shape).block_bytes / TOKENS / 1024
         report.table(
             f"{shape}: {size:.1f} KiB a token, {count} process{'es' if count > 1 else ''}; GB/s",
-            ["", *PHASES, "save, median", "load, median"],
+            ["", *PHASES, "save, median", "load, median", "load / memcpy, pairs"],
             table,
         )
 
@@ -414,6 +430,8 @@ def numbers_of(_context: click.Context, _option: click.Parameter, text: str) -> 
 @click.option("--blocks", type=click.IntRange(1), default=64, show_default=True, help="In all.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @click.option("--ram", default="6G", show_default=True, help="Of the mount's RAM tier.")
+@click.option("--peer", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--plain", is_flag=True, help="Without VUA, torch and safetensors.")
 @click.option("--quick", is_flag=True, help="Small and short: does it run?")
 @click.option("--json", "output", type=click.Path(path_type=Path), help="All that was measured.")
 def main(
@@ -424,6 +442,8 @@ def main(
     ram: str,
     output: Path | None,
     *,
+    peer: Path | None,
+    plain: bool,
     quick: bool,
 ) -> None:
     """Cached prefixes as tensors: match, load and save."""
@@ -438,13 +458,23 @@ def main(
     with scratch() as folder, kvfs(folder / "kv", f"ram={ram}") as mounted:
         mounted.require("passthrough", on=True)
         tier = Path(mounted.status()["tiers"]["ram"]["path"])
-        with scratch(tier) as beside:
+        with contextlib.ExitStack() as stack:
+            beside = stack.enter_context(scratch(tier))
             places = {"mount": mounted.path, "tmpfs": beside, "memory": beside}
+            if peer:
+                source = stack.enter_context(scratch(tier))
+                check_peer(peer, source)
+                places[PEER] = stack.enter_context(passthrough(peer, source))[0]
+            ways = [
+                (way, place)
+                for way, place in RACE
+                if place in places and (way in PLAIN or not plain)
+            ]
             for shape in names:
                 for count in counts:
                     share = max(1, blocks // count)
                     with team(count, shape, share, beside) as members:
-                        found = race(members, places, rounds)
+                        found = race(members, places, rounds, ways)
                     rows += rows_of(shape, count, share, found)
                     mounted.settle()
             note("match")

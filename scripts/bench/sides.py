@@ -53,7 +53,8 @@ class Sides:
         if not self.tmpfs_options:
             raise Failed(f"{tier} is no tmpfs of its own: run the benchmark as root")
         if self.peer:
-            self._check_peer(self.peer)
+            with self.tmpfs() as source:
+                check_peer(self.peer, source)
 
     @contextlib.contextmanager
     def make(self, name: str, profile: str) -> Iterator[tuple[Path, Mounted | None]]:
@@ -77,7 +78,7 @@ class Sides:
                 return
             root = stack.enter_context(self.tmpfs())
             if name == PEER and self.peer:
-                root = stack.enter_context(_passthrough(self.peer, root))[0]
+                root = stack.enter_context(passthrough(self.peer, root))[0]
             yield _folder(root), None
 
     @contextlib.contextmanager
@@ -98,24 +99,6 @@ class Sides:
             with kvfs(folder / "mount", ",".join([*options, *self.options])) as mounted:
                 mounted.require("passthrough", on=True)
                 yield mounted
-
-    def _check_peer(self, peer: Path) -> None:
-        block = bytes(1 << 20)
-        with self.tmpfs() as source:
-            with (source / "probe").open("wb") as file:
-                for _ in range(PROBE // len(block)):
-                    file.write(block)
-            with _passthrough(peer, source) as (mount, pid):
-                before = cpu_seconds(pid)
-                with (mount / "probe").open("rb", buffering=0) as file:
-                    while file.read(len(block)):
-                        pass
-                spent = cpu_seconds(pid) - before
-        if spent > PROBE_CPU_S:
-            raise Failed(
-                f"{peer}: its daemon used {spent:.2f} s of processor time for a read of "
-                f"{PROBE >> 20} MiB, so FUSE passthrough is off: use Linux 6.9 or later, as root"
-            )
 
 
 def warm(tmpfs: Path, count: int) -> None:
@@ -139,8 +122,28 @@ def _folder(root: Path) -> Path:
     return folder
 
 
+def check_peer(peer: Path, source: Path) -> None:
+    """Raise Failed if the daemon of passthrough_hp carries the bytes of a tmpfs itself."""
+    probe, block = source / "probe", bytes(1 << 20)
+    with probe.open("wb") as file:
+        for _ in range(PROBE // len(block)):
+            file.write(block)
+    with passthrough(peer, source) as (mount, pid):
+        before = cpu_seconds(pid)
+        with (mount / "probe").open("rb", buffering=0) as file:
+            while file.read(len(block)):
+                pass
+        spent = cpu_seconds(pid) - before
+    probe.unlink()
+    if spent > PROBE_CPU_S:
+        raise Failed(
+            f"{peer}: its daemon used {spent:.2f} s of processor time for a read of "
+            f"{PROBE >> 20} MiB, so FUSE passthrough is off: use Linux 6.9 or later, as root"
+        )
+
+
 @contextlib.contextmanager
-def _passthrough(peer: Path, source: Path) -> Iterator[tuple[Path, int]]:
+def passthrough(peer: Path, source: Path) -> Iterator[tuple[Path, int]]:
     """Mount a directory through passthrough_hp; its mount point and its process."""
     with scratch() as folder:
         mount, said = folder / "mount", folder / "said"

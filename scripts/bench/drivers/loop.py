@@ -34,10 +34,13 @@ class Loop(Driver):
         self._copy = torch.empty_like(self._copied)
 
     def turn(self, folder: Path, numbers: range) -> dict[str, list[float]]:
-        paths = [os.path.join(folder, f"{number:064x}_model.bin") for number in numbers]
+        paths = _paths(folder, numbers)
+        written = self._write(paths, numbers)
+        return written | self._read(FIRST, paths, numbers) | self._again(paths, numbers)
+
+    def _write(self, paths: list[str], numbers: range) -> dict[str, list[float]]:
         data: Any = self._memory.numpy().data
-        phases = ("write", *FIRST, *CALLS, COPIED)
-        found: dict[str, list[float]] = {phase: [] for phase in phases}
+        seconds: list[float] = []
         clock = time.perf_counter
         for path, number in zip(paths, numbers, strict=True):
             self._content.fill(self._memory, number)
@@ -45,28 +48,55 @@ class Loop(Driver):
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             os.write(descriptor, data)
             os.close(descriptor)
-            found["write"].append(clock() - begin)
+            seconds.append(clock() - begin)
         self._memory.zero_()
-        for names in (FIRST, CALLS):
-            for path, number in zip(paths, numbers, strict=True):
-                torch.mm(self._matrix, self._matrix)
-                torch.randint(0, 255, (4 << 20,), dtype=torch.uint8, generator=self._random)
-                times = [clock()]
-                descriptor = os.open(path, os.O_RDONLY)
-                times.append(clock())
-                os.fstat(descriptor)
-                times.append(clock())
-                os.readv(descriptor, [data])
-                times.append(clock())
-                os.close(descriptor)
-                times.append(clock())
-                for name, (begin, end) in zip(names, pairwise(times), strict=False):
-                    found[name].append(end - begin)
-                self._content.check(self._memory, number)
+        return {"write": seconds}
+
+    def _read(
+        self, names: tuple[str, ...], paths: list[str], numbers: range
+    ) -> dict[str, list[float]]:
+        data: Any = self._memory.numpy().data
+        found: dict[str, list[float]] = {name: [] for name in names}
+        clock = time.perf_counter
+        for path, number in zip(paths, numbers, strict=True):
+            torch.mm(self._matrix, self._matrix)
+            torch.randint(0, 255, (4 << 20,), dtype=torch.uint8, generator=self._random)
+            times = [clock()]
+            descriptor = os.open(path, os.O_RDONLY)
+            times.append(clock())
+            os.fstat(descriptor)
+            times.append(clock())
+            os.readv(descriptor, [data])
+            times.append(clock())
+            os.close(descriptor)
+            times.append(clock())
+            for name, (begin, end) in zip(names, pairwise(times), strict=False):
+                found[name].append(end - begin)
+            self._content.check(self._memory, number)
+        return found
+
+    def _again(self, paths: list[str], numbers: range) -> dict[str, list[float]]:
+        found = self._read(CALLS, paths, numbers)
+        copied: list[float] = []
         for path in paths * 2:
             self._copy.copy_(self._copied)
-            begin = clock()
+            begin = time.perf_counter()
             descriptor = os.open(path, os.O_RDONLY)
-            found[COPIED].append(clock() - begin)
+            copied.append(time.perf_counter() - begin)
             os.close(descriptor)
-        return found
+        return found | {COPIED: copied}
+
+
+class Resident(Loop):
+    """The same files in all turns of a folder. The first turn writes them and times no call."""
+
+    def turn(self, folder: Path, numbers: range) -> dict[str, list[float]]:
+        paths = _paths(folder, numbers)
+        if not os.path.exists(paths[0]):
+            self._write(paths, numbers)
+            return {}
+        return self._again(paths, numbers)
+
+
+def _paths(folder: Path, numbers: range) -> list[str]:
+    return [os.path.join(folder, f"{number:064x}_model.bin") for number in numbers]
