@@ -341,7 +341,7 @@ class PrefixCache:
         def map_one(at: int, fd: int) -> None:
             found[at] = chain.map(at, fd).view(self.spec.torch_dtype).view(self.spec.shape)
 
-        count = chain.read(map_one, threads=self._threads, stats=self.stats)
+        count = chain.read(map_one, threads=self._threads, stats=self.stats, mapped=True)
         self._ended(keys, count)
         return Loaded(count, [found[at] for at in range(count)])
 

@@ -1,9 +1,9 @@
 """Blocks that the mount lends for one load or one save; other blocks go by name.
 
-Contract: from `begin` on a thread asks the mount for leases, beside the other work. `open` and
-`descriptor_for` wait until the mount has answered for a block. They give a descriptor of it, once;
-the caller closes it. `end` closes all other descriptors and gives the leases back. Any number of
-threads.
+Contract: from `begin` on a thread asks the mount for leases, beside the other work. A load that
+copies few blocks asks for none (`BY_NAME`). `open` and `descriptor_for` wait until the mount has
+answered for a block. They give a descriptor of it, once; the caller closes it. `end` closes all
+other descriptors and gives the leases back. Any number of threads.
 """
 
 import errno
@@ -26,6 +26,8 @@ from kvfs.client.threads import Threads
 
 log = logging.getLogger(__name__)
 
+# A load that copies at most so many blocks opens them by name: docs/benchmarks.md has the figures.
+BY_NAME = 16
 FIRST_ASKED = 2  # blocks of the first question
 # The factor by which each further question of a reader grows: a lease of some more blocks takes as
 # long as reading a few.
@@ -117,10 +119,11 @@ class LeasedReader(_Leased):
         threads: Threads,
         stats: Stats,
         counted: str = "blocks_loaded",
+        mapped: bool = False,
     ) -> int:
         """Return the number of blocks that were read. read(i, descriptor) reads all of block i.
 
-        Nothing is opened afterwards.
+        mapped: `read` maps the block. Nothing is opened afterwards.
         """
 
         def one(at: int) -> bool:
@@ -141,15 +144,16 @@ class LeasedReader(_Leased):
             return True
 
         try:
-            self.begin()
+            self.begin(mapped=mapped)
             count = threads.leading(len(self), one)
         finally:
             self.end()
         stats.add(**{counted: count})
         return count
 
-    def begin(self) -> None:
-        if self._leases.offered and len(self):
+    def begin(self, *, mapped: bool) -> None:
+        """Ask for leases. A mapped block has no handle: only a lease makes it count as open."""
+        if self._leases.offered and len(self) > (0 if mapped else BY_NAME):
             self._known = 0
             self._ask(FIRST_ASKED)
 

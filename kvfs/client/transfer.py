@@ -170,7 +170,8 @@ class Transfer:
                     ends.append(buffer.busy)
 
         try:
-            return chain.read(read, threads=self._threads, stats=self._stats)
+            registers = way == "register"
+            return chain.read(read, threads=self._threads, stats=self._stats, mapped=registers)
         finally:
             for end in ends:
                 end()

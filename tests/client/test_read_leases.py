@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvfs import leasing, prefix
-from kvfs.client import PrefixCache, files
+from kvfs.client import PrefixCache, files, leased
 from kvfs.client.leases import LeaseClient, Lent
 from tests.client.prompts import SPEC, TOKENS, blocks_of
 from tests.conftest import Mount
@@ -24,6 +24,12 @@ GIVEN = blocks_of(TOKENS)
 KEYS = SPEC.keys(TOKENS)
 
 Opens = Callable[[str], int]
+
+
+@pytest.fixture(autouse=True)
+def few_blocks_are_leased(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the short loads of these tests ask for leases."""
+    monkeypatch.setattr(leased, "BY_NAME", 0)
 
 
 @pytest.fixture
@@ -63,6 +69,29 @@ def test_loading_uses_leases(kv: Mounted, opens: Opens, cache: PrefixCache) -> N
     none_left(kv)
     assert cache.prefetch(TOKENS).result() == 10
     assert opens("lent") == 20
+    cache.close()
+    none_left(kv)
+
+
+@pytest.mark.parametrize(("most", "lent"), [(9, 10), (10, 0)])
+def test_short_load_opens_by_name(
+    opens: Opens, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch, most: int, lent: int
+) -> None:
+    monkeypatch.setattr(leased, "BY_NAME", most)
+    out = torch.zeros_like(GIVEN)
+    assert cache.load(TOKENS, out).blocks == 10
+    assert torch.equal(out, GIVEN)
+    assert opens("lent") == lent
+
+
+def test_few_mapped_blocks_count_as_open(
+    kv: Mounted, cache: PrefixCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leased, "BY_NAME", 10)
+    mapped = cache.load(TOKENS, mode="mmap").tensors
+    assert len(mapped) == kv.status()["open_handles"] == 10
+    del mapped
+    gc.collect()
     cache.close()
     none_left(kv)
 
@@ -248,9 +277,10 @@ def test_late_answer_is_not_taken_for_the_next_one(
 def test_a_process_that_may_open_few_files(kv: Mounted, cache: PrefixCache) -> None:
     code = f"""
 import os, resource, sys, torch
-from kvfs.client import PrefixCache
+from kvfs.client import PrefixCache, leased
 from tests.client.prompts import SPEC, TOKENS, blocks_of
 given = blocks_of(TOKENS)
+leased.BY_NAME = 0
 with PrefixCache({cache.path!r}, SPEC, threads=1) as cache:
     out = torch.zeros_like(given)
     assert cache.load(TOKENS, out, blocks=1).blocks == 1

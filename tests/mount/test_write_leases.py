@@ -73,6 +73,19 @@ def test_made_written_and_sealed(either: Mounted) -> None:
     assert either.counter("sealed") == 5
 
 
+def test_made_block_is_opened_fast(kv: Mounted) -> None:
+    space, keys = namespace(kv), chain(3)
+    with borrowing(space) as client:
+        made, leases = client.make(ROOT, keys, BLOCK)
+        fill(made, keys)
+        client.done(leases)
+    wait_for(lambda: kv.status()["fast_open"]["objects"] == 3, "opens of them are fast")
+    before = kv.counter("opens_fast")
+    assert [path.read_bytes() for path in files_of(space, keys)] == of(keys)
+    assert kv.counter("opens_fast") - before == 3
+    in_order(kv)
+
+
 def client_cached(space: Path, keys: list[bytes]) -> int:
     """The number of blocks with the size in their names."""
     sizes = [path.stat().st_size for path in files_of(space, keys)]
