@@ -392,7 +392,9 @@ static int watch_device(int watches) {
 /* After a TICK: whether the thread is to look at the device. `seen`: turns of the loop until the TICK before. */
 static int look_after(uint64_t *seen) {
     pthread_mutex_lock(&queue.lock);
-    int same = loop.turns == *seen;
+    /* A loaded machine may start the thread before libfuse has asked for its first request, and said how large it
+     * may be. */
+    int same = loop.turns == *seen && __atomic_load_n(&queue.large, __ATOMIC_RELAXED);
     *seen = loop.turns;
     if (same && loop.state == DOZING && watch_device(0) == 0) loop.state = ASLEEP;
     int look = loop.state == ASLEEP || (same && loop.state == AT_WORK);

@@ -354,3 +354,13 @@ def test_answers_are_those_of_the_loop(emptied: Mount, step: Step, *, open_meanw
             answers += _answers(name)
         told.append(answers)
     assert told[0] == told[1]
+
+
+def test_thread_may_read_the_first_request_after_a_takeover(kv: Mounted) -> None:
+    """No request was under way when the daemon died: the next one's thread is the first to read."""
+    content = written(kv.path / "a")
+    settled(kv)
+    for _ in range(4):
+        kv.kill_daemon()
+        wait_for(lambda: kv.status()["fast_open"]["on"], "opens are fast again")
+        assert (kv.path / "a").read_bytes() == content
