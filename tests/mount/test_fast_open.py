@@ -364,3 +364,24 @@ def test_thread_may_read_the_first_request_after_a_takeover(kv: Mounted) -> None
         kv.kill_daemon()
         wait_for(lambda: kv.status()["fast_open"]["on"], "opens are fast again")
         assert (kv.path / "a").read_bytes() == content
+
+
+def test_rewritten_files_leave_no_backing_id(kv: Mounted) -> None:
+    """A backing id that nobody closes keeps its file in use, and the file looks mapped for ever."""
+    for _ in range(100):
+        path = kv.path / "d" / "a"
+        path.parent.mkdir()
+        for change in (
+            path.touch,
+            partial(path.write_bytes, b"content"),
+            partial(os.truncate, path, 3),
+        ):
+            change()
+            path.stat()
+            os.utime(path, ns=(1, 1))
+        path.rename(path.with_name("b"))
+        assert path.with_name("b").read_bytes() == b"con"
+        path.with_name("b").unlink()
+        path.parent.rmdir()
+        wait_for(lambda: not kv.idle()["objects"], "the file is gone", seconds=10)
+        kv.check_gauges()

@@ -184,8 +184,7 @@ class FastOpens:
         It has no open object and no lock any more. written: a writer has closed it.
         """
         if written and self.gate is not None and self._open:
-            self.waiting[held.inode.ino] = held
-            self._some_again.set()
+            self._wait(held)
             return True
         return self._offer(held)
 
@@ -233,7 +232,7 @@ class FastOpens:
         if self.waiting and (held := self.waiting.pop(ino, None)) is not None:
             self._close(held)
             self._try_again(ino)
-        elif self.gate is not None and (taken := self.gate.take(ino, even_open=False)):
+        if self.gate is not None and (taken := self.gate.take(ino, even_open=False)):
             # The record is read first: if that fails, nothing has changed.
             inode = self.table.catalog.inode(ino) if taken is True else None
             self._take(ino, taken, inode)
@@ -245,6 +244,16 @@ class FastOpens:
                 self._close(self.waiting.pop(inode.ino))
         elif self.gate is not None and (taken := self.gate.take(inode.ino, even_open=False)):
             self._take(inode.ino, taken, inode, enters_again=bool(inode.links))
+
+    def _wait(self, held: OpenObject) -> None:
+        """Let an object enter after a STEP, in place of one with the same inode number.
+
+        A backing id that nobody closes keeps its file in use: kvfs takes the file for mapped.
+        """
+        if (earlier := self.waiting.pop(held.inode.ino, None)) is not None:
+            self._close(earlier)
+        self.waiting[held.inode.ino] = held
+        self._some_again.set()
 
     def _close(self, held: OpenObject) -> None:
         assert self.gate is not None
@@ -271,8 +280,7 @@ class FastOpens:
         if accessed and inode is not None:
             inode.atime_ns = accessed
         if not taken.handles and enters_again and inode is not None:
-            self.waiting[ino] = self._held(inode, taken)
-            self._some_again.set()
+            self._wait(self._held(inode, taken))
             return
         if not taken.handles:
             self.gate.close(taken.backing_id)
