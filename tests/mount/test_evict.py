@@ -108,7 +108,7 @@ def test_refused_evictions_lose_no_object(mount: Mount) -> None:
 
 def test_a_full_nvme_tier_loses_nothing(mount: Mount) -> None:
     """Files whose copy does not fit there stay in RAM, and no other file makes room for them."""
-    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=64M")
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=56M")
     space = kv.path / "n"
     space.mkdir()
     (space / "learn").write_bytes(b"l" * MIB)
