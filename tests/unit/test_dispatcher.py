@@ -23,6 +23,7 @@ from kvfs.core.moves import breaker
 from kvfs.core.moves.movement import Movement
 from kvfs.errors import CatalogError, NotFoundError
 from kvfs.movement.movers import LostError, MoverPool
+from kvfs.tiers import Tier, TierCall
 from tests.unit.world import MIB, World, digest, world
 
 BYTES = random.Random(1).randbytes(300_000)
@@ -212,6 +213,44 @@ def test_job_of_a_changed_object_changes_nothing(
 
 async def _nothing() -> None:
     pass
+
+
+@pytest.mark.parametrize("job", ["promote", "settle"])
+def test_job_fails_quietly_while_a_writer_renames_the_file(tmp_path: Path, job: str) -> None:
+    """The file has the next version's name already, and the record does not."""
+
+    async def case(made: World) -> None:
+        inode = await made.store(b"a", BYTES, made.disk)
+        files, calm = made.objects.files, made.objects.files.io
+        renamed, recorded = trio.Event(), trio.Event()
+
+        async def io(tier: Tier, call: TierCall[object]) -> object:
+            done = await calm(tier, call)
+            if getattr(call, "what", "") == "rename":
+                renamed.set()
+                await recorded.wait()
+            return done
+
+        async def write() -> None:
+            held = await made.objects.open(inode.ino, writable=True)
+            await made.close(held, writable=True)
+
+        async with trio.open_nursery() as nursery:
+
+            async def happens() -> None:
+                made.movers.before = _nothing
+                nursery.start_soon(write)
+                await renamed.wait()
+
+            files.io, made.movers.before = io, happens  # type: ignore[method-assign, assignment]
+            await getattr(made, job)(inode.ino)
+            recorded.set()
+        assert renamed.is_set()
+        assert made.ledger.counters["job_failures"] == 0
+        assert await made.read(inode.ino) == BYTES
+        await made.check_at_rest()
+
+    run(case, tmp_path)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

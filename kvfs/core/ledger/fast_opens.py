@@ -4,9 +4,13 @@ Contract: an object is in the gate's table from its last close until the daemon 
 object, takes its lock or changes its record. After the close of a writer it waits for a `STEP`
 before it enters. Each of these calls `take` or `take_record` first. Handles that are open by then
 become those of an ordinary open object. So for all other code an object that waits or is in the
-table is closed. `see` tells policies and accounts of the opens, in order; call it before a decision
-about order of use. Synchronous, except `run`. Not for the answers: that is the gate
-(`fuse/fast_open.py`).
+table is closed.
+
+Invariant: an inode is in one of the open table, `waiting` and the gate's table at most. `offer`
+comes in the same step of the loop as the last close.
+
+`see` tells policies and accounts of the opens, in order; call it before a decision about order of
+use. Synchronous, except `run`. Not for the answers: that is the gate (`fuse/fast_open.py`).
 """
 
 import logging
@@ -181,9 +185,9 @@ class FastOpens:
     def offer(self, held: OpenObject, *, written: bool) -> bool:
         """Put an object that was just closed into the table, with its backing id; False: refused.
 
-        It has no open object and no lock any more. written: a writer has closed it.
+        Its open object went in the same step of the loop. written: a writer has closed it.
         """
-        if written and self.gate is not None and self._open:
+        if written and held.tier is self.tiers.ram and self.gate is not None and self._open:
             self._wait(held)
             return True
         return self._offer(held)
@@ -232,7 +236,7 @@ class FastOpens:
         if self.waiting and (held := self.waiting.pop(ino, None)) is not None:
             self._close(held)
             self._try_again(ino)
-        if self.gate is not None and (taken := self.gate.take(ino, even_open=False)):
+        elif self.gate is not None and (taken := self.gate.take(ino, even_open=False)):
             # The record is read first: if that fails, nothing has changed.
             inode = self.table.catalog.inode(ino) if taken is True else None
             self._take(ino, taken, inode)
@@ -246,12 +250,8 @@ class FastOpens:
             self._take(inode.ino, taken, inode, enters_again=bool(inode.links))
 
     def _wait(self, held: OpenObject) -> None:
-        """Let an object enter after a STEP, in place of one with the same inode number.
-
-        A backing id that nobody closes keeps its file in use: kvfs takes the file for mapped.
-        """
-        if (earlier := self.waiting.pop(held.inode.ino, None)) is not None:
-            self._close(earlier)
+        """Let an object enter after a STEP."""
+        assert held.inode.ino not in self.waiting, "a backing id that nobody closes"
         self.waiting[held.inode.ino] = held
         self._some_again.set()
 

@@ -189,6 +189,8 @@ class OpenTable:
         self.take: Callable[[int], None] = lambda _: None
         # Inodes whose backing is being opened or changed, with the tasks that wait for that.
         self.busy: dict[int, trio.lowlevel.ParkingLot | None] = {}
+        # Inodes whose backing file may have the next version's name already: `Creation`.
+        self.renaming: set[int] = set()
         self.staging: dict[int, OpenObject] = {}  # objects with writers
         self.changes = 0  # how often an object came into or left `staging`
         self.writing = trio.Event()  # set while there are any

@@ -59,12 +59,15 @@ class TierTransfers:
     def copy_is_useless(self, ino: int) -> bool:
         """Whether a new copy of the object would be useless.
 
-        It is useless while a writer has the object open. It is useless for an orphan, which goes at
-        its last close. It is also useless while handles read a distrusted copy: the record must
-        tell the next daemon which copy is invalid.
+        It is useless while a writer has the object open, and while kvfs renames the file for one.
+        It is useless for an orphan, which goes at its last close. It is also useless while handles
+        read a distrusted copy: the record must tell the next daemon which copy is invalid.
         """
-        held = self.ledger.table.open.get(ino)
-        return held is not None and (held.writers > 0 or held.lost or not held.inode.links)
+        table = self.ledger.table
+        held, renaming = table.open.get(ino), ino in table.renaming
+        return renaming or (
+            held is not None and (held.writers > 0 or held.lost or not held.inode.links)
+        )
 
     def still_current(self, ino: int, version: int | None = None) -> Inode | None:
         """Return the object's record if a copy of this version is of use; else None.

@@ -14,7 +14,6 @@ Not for the handles that share the file. `core/check` looks at copies that no pr
 import errno
 import logging
 import os
-from collections.abc import Container
 from functools import partial
 from typing import Protocol
 
@@ -72,7 +71,6 @@ class Unpacker(Protocol):
 class Copies:
     """Finds and verifies the copies of one mount.
 
-    renaming: inodes whose backing file may have another name than the record says; see `create`.
     scans: the processes that read only the first bytes of objects.
     """
 
@@ -81,7 +79,6 @@ class Copies:
         ledger: Ledger,
         verifier: Verifier,
         files: BackingFiles,
-        renaming: Container[int],
         fetcher: Fetcher | None = None,
         unpacker: Unpacker | None = None,
     ) -> None:
@@ -89,7 +86,6 @@ class Copies:
         self.catalog = ledger.catalog
         self.verifier = verifier
         self.files = files
-        self._renaming = renaming
         self._fetcher = fetcher
         self._unpacker = unpacker
         self.scans = Scans()
@@ -330,7 +326,7 @@ class Copies:
         if self._current(inode) is None:
             return False
         self._check_still(inode, tier)  # raises if the record lost the copy meanwhile
-        if inode.ino in self._renaming:  # the file has its new name until the rename is undone
+        if inode.ino in self.ledger.table.renaming:  # a late rename, until kvfs undoes it
             return True
         what = self.catalog.named(inode.ino)
         log.error("%s: a copy is missing, opens get another one or a miss: %s", what, reason)

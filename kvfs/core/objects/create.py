@@ -11,9 +11,9 @@ without a file. Before the first step, the inode is marked unfinished, so a cras
 loses nothing: `recovery` finds the inode sealed, and gives the file its old name back. `restage`
 changes the record. A version in a new file needs only `restage`. The caller holds the inode's lock.
 
-Invariant: `renaming` has each inode whose backing file may have another name than the record says.
-The reason is a rename that took too long: the tier may still carry it out. kvfs undoes such a late
-rename, and then removes the inode from `renaming`.
+Invariant: `OpenTable.renaming` has each inode whose backing file may have another name than the
+record says: its rename is under way, or took too long. In the second case the tier may still carry
+it out. kvfs undoes such a late rename, and then removes the inode from `renaming`.
 Not for the tier in which a file begins (`Placement`), nor for the seal (`seal`).
 """
 
@@ -64,7 +64,6 @@ class Creation:
         self.room = placement.room
         self.files = files
         self.publishing = publishing
-        self.renaming: set[int] = set()
         self._overdue: dict[int, int] = {}  # inode -> version whose late create unlinks its file
 
     async def create(
@@ -293,7 +292,7 @@ class Creation:
             batch.mark_unfinished(ino)
         renaming = partial(tier.rename, ino, old, new)
         back = partial(tier.rename, ino, new, old)
-        self.renaming.add(ino)
+        self.ledger.table.renaming.add(ino)
         try:
             job = TierCall("rename", renaming, lambda _: self._renamed_late(ino, back))
             await self.files.io(tier, job)
@@ -315,7 +314,7 @@ class Creation:
                 self.ledger.trash.throw_away(tier, ino, old, keep=True, why=why)
             await self._unmark(ino)
             raise
-        self.renaming.discard(ino)
+        self.ledger.table.renaming.discard(ino)
 
     def _expect_not_lost(self, held: OpenObject) -> None:
         """Raise InUseError if kvfs distrusts the open object's copy."""
@@ -338,7 +337,7 @@ class Creation:
             if inode is not None and inode.links and inode.sealed and not written:
                 with self.catalog.batch() as batch:
                     batch.mark_finished(ino)
-            self.renaming.discard(ino)
+            self.ledger.table.renaming.discard(ino)
         except CatalogError as error:
             what = self.catalog.named(ino)
             log.error("%s stays marked as unfinished until the catalog works: %s", what, error)

@@ -66,7 +66,7 @@ class Objects:
         self.promote = promote
         self.publishing = Publishing(ledger)
         self.creation = Creation(ledger, placement, files, self.publishing)
-        self.copies = Copies(ledger, verifier, files, self.creation.renaming, fetcher, unpacker)
+        self.copies = Copies(ledger, verifier, files, fetcher, unpacker)
         self.scans = self.copies.scans
         self.incoming = Incoming(ledger, self.copies, fetcher)
         self.sealing = Sealing(ledger, placement, files, self.publishing, self.incoming, verify)

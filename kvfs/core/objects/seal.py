@@ -175,14 +175,15 @@ class Sealing:
             if held.doom is not None and not held.writers:  # no watch looks at it any more
                 await self.bounds.empty_file(held, os.dup(held.fd))
             return
+        self.incoming.set_stream(held, None)
+        # Before the await: after it, the inode may have another version, or an open object again.
+        if held.backing_id and not self.ledger.fast_opens.offer(held, written=writable):
+            self.backings.release(held.backing_id)
         if held.fd >= 0:
             if held.tier.slow and writable:
                 await held.tier.calls.run_unlimited(partial(os.close, held.fd))
             else:
                 os.close(held.fd)
-        self.incoming.set_stream(held, None)
-        if held.backing_id and not self.ledger.fast_opens.offer(held, written=writable):
-            self.backings.release(held.backing_id)
 
     def _let_go(self, held: OpenObject, *, writable: bool) -> bool:
         """Remove one handle. Returns whether it was the last.
