@@ -115,7 +115,8 @@ def test_the_systems_own_umount_writes_back_too(kv: Mounted) -> None:
 
 @pytest.mark.parametrize("command", ["kvfs", "umount"])
 def test_an_unmount_says_how_many_objects_nvme_had_no_room_for(mount: Mount, command: str) -> None:
-    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=64M")
+    # RAM alone has more than NVMe can take: how far the movers have come makes no difference.
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=48M")
     (kv.path / "learn.kv").write_bytes(b"l" * MIB)  # the size of files is known from now on
     for number in range(140):
         (kv.path / f"{number}.kv").write_bytes(b"x" * MIB)
