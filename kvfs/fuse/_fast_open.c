@@ -228,8 +228,8 @@ static int untouched(const struct entry *entry) {
            found.st_mtim.tv_sec * NS + found.st_mtim.tv_nsec == entry->mtime;
 }
 
-/* Moves the time of access as relatime does (`Namespaces.unused`). The kernel is told before the open is
- * answered, so that the reader's own stat sees it. */
+/* Moves the time of access as relatime does (`Namespaces.unused`). The kernel is not told: after a read or an mmap it
+ * doubts the time by itself. If it were told, the fstat that Python's open() adds would come here as well. */
 static void move_time_of_access(struct entry *entry) {
     struct fuse_attr *attr = &entry->attr;
     int64_t now = now_of(CLOCK_REALTIME), atime = attr->atime * NS + attr->atimensec;
@@ -237,10 +237,6 @@ static void move_time_of_access(struct entry *entry) {
     attr->atime = now / NS;
     attr->atimensec = now % NS;
     entry->accessed = now;
-    struct fuse_notify_inval_inode_out what = {.ino = entry->inode, .off = -1};
-    struct fuse_out_header out = {.error = FUSE_NOTIFY_INVAL_INODE, .len = sizeof out + sizeof what};
-    struct iovec parts[] = {{&out, sizeof out}, {&what, sizeof what}};
-    (void)!writev(reader.device, parts, 2); /* ENOENT: the kernel has no such inode in its cache */
 }
 
 static int answer_open(const struct fuse_in_header *in, const struct fuse_open_in *how) {

@@ -6,6 +6,7 @@ import mmap
 import os
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -85,6 +86,29 @@ def test_read_moves_the_time_of_access(kv: Mounted) -> None:
     assert fast(kv) == 1
     kv.remount()
     assert path.stat().st_atime_ns == after.st_atime_ns
+
+
+@pytest.mark.parametrize("use", [os.readv, mmap.mmap, os.sendfile], ids=lambda use: use.__name__)
+def test_any_access_moves_the_time_of_access(kv: Mounted, use: object) -> None:
+    """The kernel asks for the time after an access, though no message tells it of the open."""
+    path = kv.path / "a"
+    content = written(path)
+    settled(kv)
+    os.utime(path, ns=(10**18, 15 * 10**17))
+    settled(kv)
+    before = path.stat()
+    reader = os.open(path, os.O_RDONLY)
+    if use is os.readv:
+        os.readv(reader, [bytearray(len(content))])
+    elif use is mmap.mmap:
+        with mmap.mmap(reader, 0, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:] == content
+    else:
+        with tempfile.TemporaryFile() as out:
+            os.sendfile(out.fileno(), reader, 0, len(content))
+    assert path.stat().st_atime_ns > before.st_mtime_ns
+    os.close(reader)
+    assert fast(kv) == 1
 
 
 def test_access_log_begins_with_its_setting(kv: Mounted, tmp_path: Path) -> None:
