@@ -6,7 +6,7 @@ that is `Catalog`.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
 from struct import Struct
@@ -113,6 +113,7 @@ class BatchCatalog(Protocol):
     answers: Answers
     complete_batch: "Callable[[Batch], None]"
     changing: Callable[[Inode], None]
+    names_changed: Callable[[Sequence[tuple[int, bytes, bool]], bool], None]
 
     def inode(self, ino: int) -> Inode | None: ...
     def named(self, ino: int) -> object: ...
@@ -145,7 +146,8 @@ class Batch:
         self._put: list[Inode] = []
         self._directories: list[Inode] = []  # copies of records, as they were put
         self._then: list[Callable[[], None]] = []
-        self.named: list[tuple[int, bytes]] = []  # names that were given or taken: directory, name
+        # Names in their order: directory, name, whether it was given (else taken).
+        self.named: list[tuple[int, bytes, bool]] = []
         self.sync = False
 
     def then(self, consequence: Callable[[], None]) -> None:
@@ -195,14 +197,14 @@ class Batch:
             (keys.NAMES + keys.name_key(parent, entry.name), keys.name_value(entry)),
             (keys.COOKIES + keys.cookie_key(parent, entry.cookie), keys.cookie_value(entry)),
         ]
-        self.named.append((parent, entry.name))
+        self.named.append((parent, entry.name, True))
 
     def unlink(self, parent: int, entry: Dentry) -> None:
         self._changes += [
             (keys.NAMES + keys.name_key(parent, entry.name), None),
             (keys.COOKIES + keys.cookie_key(parent, entry.cookie), None),
         ]
-        self.named.append((parent, entry.name))
+        self.named.append((parent, entry.name, False))
 
     # The state after this batch
 
@@ -293,8 +295,11 @@ class Batch:
                 self._catalog.complete_batch(self)
             self._catalog.commit(self._changes, sync=self.sync)
         except BaseException:
+            self._catalog.names_changed(self.named, False)  # noqa: FBT003
             self._undo()
             raise
+        if self.named:
+            self._catalog.names_changed(self.named, True)  # noqa: FBT003
         for directory in self._directories:
             self._catalog.remember(directory)
         self._follow()

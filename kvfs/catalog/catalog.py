@@ -56,6 +56,9 @@ class Catalog:
         self.complete_batch: Callable[[Batch], None] = lambda _: None
         # Called before a record changes: core/ledger/fast_opens.py.
         self.changing: Callable[[Inode], None] = lambda _: None
+        # Called after a batch gave or took names, or failed to: core/ledger/absent_names.py.
+        self.names_changed: Callable[[Sequence[tuple[int, bytes, bool]], bool], None]
+        self.names_changed = lambda _names, _committed: None
         try:
             self._check_format(read_only=read_only)
             self._next_id = self._reserved = self._first_free(first_id)

@@ -328,7 +328,11 @@ class Mount:
             log.warning("opens of files in RAM take the longer way: %s", self._fast_failed)
             return
         self.fast_gate = gate
-        await fast.run()
+        async with trio.open_nursery() as nursery:
+            if not self.ledger.tiers.bucket.mounted:
+                self.ledger.absent_names.start(gate, self.operations.virtual.names)
+                nursery.start_soon(self.ledger.absent_names.run)
+            await fast.run()
 
     @property
     def fast_open_why(self) -> str:
@@ -344,6 +348,7 @@ class Mount:
         if self.fast_gate is None:
             return
         self.ledger.fast_opens.stop()
+        self.ledger.absent_names.stop()
         for ino in self.fast_gate.stop():
             self.ledger.removals.forgotten(ino)
         self.fast_gate = None

@@ -682,6 +682,7 @@ PyMODINIT_FUNC PyInit__passthrough(void) {
                      {"ANSWERING", ANSWERING}, {"OPEN", OPEN}, {"RELEASING", RELEASING}};
     PyObject *module = PyModule_Create(&definition);
     if (module && PyModule_AddFunctions(module, fast_open_methods) < 0) Py_CLEAR(module);
+    if (module && PyModule_AddFunctions(module, fast_lookup_methods) < 0) Py_CLEAR(module);
     for (size_t i = 0; module && i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0) Py_CLEAR(module);
     return module;

@@ -68,4 +68,9 @@ int fast_open_await(int64_t patience);
 /* Whether no request is unread or in the queue. */
 int fast_open_idle(void);
 
+/* `_fast_lookup.c`. */
+extern PyMethodDef fast_lookup_methods[];
+/* Any thread: whether a LOOKUP asks for a name that its directory does not have. */
+int fast_lookup_absent(const struct fuse_in_header *in, ssize_t length);
+
 #endif

@@ -67,6 +67,30 @@ class FastGate:
         if on:
             self._give_handles()
 
+    def answer_lookups(self, *, on: bool) -> None:
+        """Answer lookups of absent names as well, while opens are answered. Raises OSError."""
+        fast.lookup_on(on)
+
+    # Absent names
+
+    def complete(self, directory: int, *, complete: bool) -> bool:
+        """Set whether all names of a directory are known. False: there is no room."""
+        return fast.lookup_complete(directory, complete)
+
+    def set_name(self, directory: int, name: bytes, *, given: bool) -> bool:
+        """Add or remove a name. False: there is no room."""
+        return fast.lookup_name(directory, name, given)
+
+    def forget_names(self) -> None:
+        """Know no directory any more."""
+        fast.lookup_forget()
+
+    def absent_names(self) -> int:
+        """Lookups answered so far."""
+        return fast.lookup_state()[2]
+
+    # Opens
+
     def _give_handles(self) -> None:
         if fast.fast_state()[4] >= AHEAD_LEAST:
             return

@@ -269,6 +269,7 @@ class Operations(pyfuse3.Operations):
         try:
             return self._attributes(self.tree.lookup(parent_inode, name))
         except NotFoundError:
+            self.ledger.absent_names.missed(parent_inode)
             access_log = self.ledger.namespaces.access_log
             if access_log.on and (directory := self.ledger.table.inode(parent_inode)) is not None:
                 access_log.absent(directory, name)

@@ -328,6 +328,7 @@ METRICS = (
     _gauge("reclaimable_bytes", "Bytes of RAM that a new file can get without waiting."),
     _counter("opens", "Opens of files that were not open yet.", _opens, ("by",)),
     _counter("opens_fast", "Opens that a thread answered, without the daemon's loop."),
+    _counter("lookups_fast", "Lookups of absent names that a thread answered, without the loop."),
     _gauge("fast_objects", "Objects whose opens need no daemon.", _fast_objects),
     _counter(
         "evictions",

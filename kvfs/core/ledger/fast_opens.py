@@ -102,6 +102,13 @@ class Gate(Protocol):
         """Answer opens from the table, or hand all to the daemon. OSError: the first time only."""
         ...
 
+    def answer_lookups(self, *, on: bool) -> None:
+        """Answer lookups of absent names as well, while opens are answered.
+
+        OSError: the first time only.
+        """
+        ...
+
     def inodes(self, limit: int) -> list[int]:
         """Objects of the table, the longest unused first."""
         ...
@@ -158,6 +165,7 @@ class FastOpens:
 
         Raises OSError, with nothing changed, if the gate cannot have its table or its thread.
         """
+        self._answer_lookups(gate)
         gate.turn(on=True)
         self.gate = gate
         self.table.open = OpenObjects(self.table.open, self.take)
@@ -165,6 +173,10 @@ class FastOpens:
         self.table.catalog.changing = self.take_record
         self.namespaces.follow(self.see, self.empty)
         self._open = True
+
+    def _answer_lookups(self, gate: Gate) -> None:
+        """The access log notes each lookup of an absent name: then the daemon answers them."""
+        gate.answer_lookups(on=not self.namespaces.access_log.on)
 
     def stop(self) -> None:
         """Take all objects out, for good."""
@@ -363,6 +375,7 @@ class FastOpens:
                     await trio.lowlevel.checkpoint()
                 if self.gate is not None:
                     self._open = True
+                    self._answer_lookups(self.gate)
                     self.gate.turn(on=True)
 
     async def _enter_again(self) -> None:

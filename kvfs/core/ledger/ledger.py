@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvfs.catalog import Catalog
+from kvfs.core.ledger.absent_names import AbsentNames
 from kvfs.core.ledger.accounts import Accounts
 from kvfs.core.ledger.dirty import Dirty
 from kvfs.core.ledger.fast_opens import FastOpens
@@ -29,6 +30,7 @@ COUNTERS = (  # they start at 0; SEMANTICS.md explains each
     "opens_served",
     "opens_lent",
     "opens_fast",
+    "lookups_fast",
     "misses",
     "created",
     "sealed",
@@ -81,6 +83,7 @@ class Ledger:
         self.orphans = Orphans(tiers, self.table, self.accounts, self.dirty, self.trash)
         self.records = Records(*(tiers, self.table, self.accounts, self.dirty, self.trash), suspect)
         self.verified = self.records.verified
+        self.absent_names = AbsentNames(catalog, self.counters)
         self.fast_opens = FastOpens(
             *(self.table, self.accounts, self.records, self.uses, self.latencies), self.counters
         )

@@ -64,7 +64,7 @@ class Prefixes:
         if not self.namespaces.prefixes:
             return
         done = set()
-        for parent, name in batch.named:  # the names that `_make` adds are no blocks
+        for parent, name, _ in batch.named:  # the names that `_make` adds are no blocks
             if len(name) < 32 or (found := _BLOCK.fullmatch(name)) is None:  # noqa: PLR2004
                 continue
             block = parent, found[1]

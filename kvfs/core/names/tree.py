@@ -287,6 +287,8 @@ class Tree:
             batch.link(parent, Dentry(name, inode.ino, inode.ino))
             self.touch(directory, batch)
             batch.answers(inode.ino)
+        if inode.is_dir:
+            self.ledger.absent_names.made(inode.ino)
         return inode
 
     def link(self, ino: int, parent: int, name: bytes) -> Inode:
