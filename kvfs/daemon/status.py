@@ -10,6 +10,7 @@ from typing import Any
 from kvfs import __version__
 from kvfs.core.admin import administration
 from kvfs.daemon.mount import Mount
+from kvfs.errors import NotFoundError
 from kvfs.tiers import Bucket, Tier
 
 
@@ -59,6 +60,9 @@ def _errors(mount: Mount) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for (operation, kind), count in mount.operations.errors.items():
         found.setdefault(operation, {})[kind] = count
+    if fast := mount.ledger.counters["lookups_fast"]:
+        kinds = found.setdefault("lookup", {})
+        kinds[NotFoundError.__name__] = kinds.get(NotFoundError.__name__, 0) + fast
     return found
 
 

@@ -64,6 +64,7 @@ def test_lookup_of_an_absent_name_does_not_enter_the_loop(kv: Mounted) -> None:
     (folder / "block").unlink()
     assert absent(folder / "block")
     assert fast(kv) == before + 5
+    assert kv.status()["errors"]["lookup"]["NotFoundError"] >= 5
 
 
 def test_a_name_too_long_is_no_absent_name(kv: Mounted) -> None:
