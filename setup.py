@@ -62,7 +62,7 @@ def whole() -> dict[str, Any]:
     extension = Extension(
         "kvfs.fuse._passthrough",
         ["kvfs/fuse/_passthrough.c", "kvfs/fuse/_fast_open.c", "kvfs/fuse/_fast_lookup.c"],
-        depends=["kvfs/fuse/_session.h"],
+        depends=["kvfs/fuse/_session.h", "kvfs/fuse/_set.h"],
         extra_compile_args=["-Wall", "-Wextra", *pkg_config("--cflags")],
         extra_link_args=pkg_config("--libs"),
     )

@@ -9,24 +9,17 @@
  * `names.lock` is held for one look, or one change. The readers of requests and the loop's thread take it.
  */
 #include "_session.h"
+#include "_set.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #define NAMES_MAX (1u << 20) /* 16 MiB */
 #define DIRECTORIES_MAX (1u << 16)
-#define FIRST_SIZE 1024
 enum { NAME_MAX_BYTES = 255 };
 enum { EVERYWHERE = 0 }; /* in place of a directory: the name may be in any */
-
-/* A set of numbers: open addressing, linear probing, at most half full. 0 is no member. */
-struct set {
-    uint64_t *members;
-    size_t size, used;
-};
 
 static struct {
     pthread_mutex_t lock;
@@ -35,60 +28,6 @@ static struct {
     uint64_t keys[2];
     uint64_t answered;
 } names = {.lock = PTHREAD_MUTEX_INITIALIZER};
-
-static size_t home(const struct set *set, uint64_t member) { return (member * 0x9E3779B97F4A7C15u) >> 20 & (set->size - 1); }
-
-static int has(const struct set *set, uint64_t member) {
-    size_t at = home(set, member);
-    while (set->members[at] && set->members[at] != member) at = (at + 1) & (set->size - 1);
-    return set->members[at] == member;
-}
-
-/* 0, or -1: it is full, or there is no memory. */
-static int add(struct set *set, uint64_t member, size_t most) {
-    if (has(set, member)) return 0;
-    if (set->used == most) return -1;
-    if (2 * (set->used + 1) > set->size) {
-        struct set grown = {.size = 2 * set->size};
-        if (!(grown.members = calloc(grown.size, sizeof *grown.members))) return -1;
-        for (size_t i = 0; i < set->size; i++)
-            if (set->members[i]) add(&grown, set->members[i], most);
-        free(set->members);
-        *set = grown;
-    }
-    size_t at = home(set, member);
-    while (set->members[at]) at = (at + 1) & (set->size - 1);
-    set->members[at] = member;
-    set->used++;
-    return 0;
-}
-
-static void take_out(struct set *set, uint64_t member) {
-    if (!has(set, member)) return;
-    size_t mask = set->size - 1, at = home(set, member);
-    while (set->members[at] != member) at = (at + 1) & mask;
-    /* Close the gap, so that probing needs no tombstones. */
-    for (size_t next = (at + 1) & mask; set->members[next]; next = (next + 1) & mask) {
-        if (((next - home(set, set->members[next])) & mask) >= ((next - at) & mask)) {
-            set->members[at] = set->members[next];
-            at = next;
-        }
-    }
-    set->members[at] = 0;
-    set->used--;
-}
-
-/* 0, or -1: there is no memory. */
-static int prepare(struct set *set) {
-    if (!set->members) set->members = calloc(FIRST_SIZE, sizeof *set->members);
-    if (set->members && !set->size) set->size = FIRST_SIZE;
-    return set->members ? 0 : -1;
-}
-
-static void empty(struct set *set) {
-    memset(set->members, 0, set->size * sizeof *set->members);
-    set->used = 0;
-}
 
 static uint64_t mix(uint64_t a, uint64_t b) {
     unsigned __int128 product = (unsigned __int128)a * b;
@@ -112,8 +51,8 @@ int fast_lookup_absent(const struct fuse_in_header *in, ssize_t length) {
     if (!size || size > NAME_MAX_BYTES) return 0;
     if (name[0] == '.' && (size == 1 || (size == 2 && name[1] == '.'))) return 0; /* of an NFS server */
     pthread_mutex_lock(&names.lock);
-    int absent = names.on && has(&names.directories, in->nodeid) && !has(&names.names, hash_of(in->nodeid, name, size)) &&
-                 !has(&names.names, hash_of(EVERYWHERE, name, size));
+    int absent = names.on && set_has(&names.directories, in->nodeid) && !set_has(&names.names, hash_of(in->nodeid, name, size)) &&
+                 !set_has(&names.names, hash_of(EVERYWHERE, name, size));
     names.answered += absent;
     pthread_mutex_unlock(&names.lock);
     return absent;
@@ -127,10 +66,6 @@ static PyObject *py_lookup_on(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "p", &on)) return NULL;
     if (!names.keys[1] && getrandom(names.keys, sizeof names.keys, 0) != sizeof names.keys) return PyErr_SetFromErrno(PyExc_OSError);
     names.keys[1] |= 1;
-    if (prepare(&names.names) < 0 || prepare(&names.directories) < 0) {
-        errno = ENOMEM;
-        return PyErr_SetFromErrno(PyExc_OSError);
-    }
     pthread_mutex_lock(&names.lock);
     names.on = on;
     pthread_mutex_unlock(&names.lock);
@@ -143,7 +78,7 @@ static PyObject *py_lookup_complete(PyObject *self, PyObject *args) {
     (void)self;
     if (!PyArg_ParseTuple(args, "Kp", &directory, &complete)) return NULL;
     pthread_mutex_lock(&names.lock);
-    int failed = complete ? add(&names.directories, directory, DIRECTORIES_MAX) < 0 : (take_out(&names.directories, directory), 0);
+    int failed = complete ? set_add(&names.directories, directory, DIRECTORIES_MAX) < 0 : (set_take(&names.directories, directory), 0);
     pthread_mutex_unlock(&names.lock);
     return PyBool_FromLong(!failed);
 }
@@ -157,7 +92,7 @@ static PyObject *py_lookup_name(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "Ky#p", &directory, &name, &length, &given)) return NULL;
     uint64_t hash = hash_of(directory, name, length);
     pthread_mutex_lock(&names.lock);
-    int failed = given ? add(&names.names, hash, NAMES_MAX) < 0 : (take_out(&names.names, hash), 0);
+    int failed = given ? set_add(&names.names, hash, NAMES_MAX) < 0 : (set_take(&names.names, hash), 0);
     pthread_mutex_unlock(&names.lock);
     return PyBool_FromLong(!failed);
 }
@@ -166,8 +101,8 @@ static PyObject *py_lookup_forget(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
     pthread_mutex_lock(&names.lock);
-    empty(&names.directories);
-    empty(&names.names);
+    set_empty(&names.directories);
+    set_empty(&names.names);
     pthread_mutex_unlock(&names.lock);
     Py_RETURN_NONE;
 }

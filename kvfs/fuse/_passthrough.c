@@ -16,6 +16,7 @@
  * Not for mounting: the keeper does that.
  */
 #include "_session.h"
+#include "_set.h"
 
 #define FUSE_USE_VERSION 314
 #include <errno.h>
@@ -102,54 +103,8 @@ static int64_t microseconds(void) {
     return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
 }
 
-/* The set of OPEN and CREATE requests not yet answered: open addressing, linear probing.
- * Its size follows the number in flight, which the kernel does not bound. */
-static struct {
-    uint64_t *unique;
-    size_t size, used;
-} opening;
-
-static size_t home(uint64_t unique) { return (unique * 0x9E3779B97F4A7C15u) >> 20 & (opening.size - 1); }
-
-static int opening_add(uint64_t unique) {
-    if (2 * opening.used >= opening.size) {
-        size_t old_size = opening.size;
-        uint64_t *old = opening.unique;
-        size_t size = old_size ? 2 * old_size : 1024;
-        uint64_t *grown = calloc(size, sizeof *grown);
-        if (!grown) return -1;
-        opening.unique = grown;
-        opening.size = size;
-        opening.used = 0;
-        for (size_t i = 0; i < old_size; i++)
-            if (old[i]) opening_add(old[i]);
-        free(old);
-    }
-    size_t i = home(unique);
-    while (opening.unique[i] && opening.unique[i] != unique) i = (i + 1) & (opening.size - 1);
-    if (!opening.unique[i]) opening.used++;
-    opening.unique[i] = unique;
-    return 0;
-}
-
-static int opening_take(uint64_t unique) {
-    if (!opening.size || !unique) return 0;
-    size_t mask = opening.size - 1, i = home(unique);
-    while (opening.unique[i] != unique) {
-        if (!opening.unique[i]) return 0;
-        i = (i + 1) & mask;
-    }
-    /* Close the gap, so that probing needs no tombstones. */
-    for (size_t j = (i + 1) & mask; opening.unique[j]; j = (j + 1) & mask) {
-        if (((j - home(opening.unique[j])) & mask) >= ((j - i) & mask)) {
-            opening.unique[i] = opening.unique[j];
-            i = j;
-        }
-    }
-    opening.unique[i] = 0;
-    opening.used--;
-    return 1;
-}
+/* OPEN and CREATE requests not yet answered. The kernel does not bound their number. */
+static struct set opening;
 
 static uint32_t get32(const char *at) {
     uint32_t value;
@@ -265,7 +220,7 @@ static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
             session.record->init_length = got;
         }
         offer(buffer, got);
-    } else if ((in->opcode == FUSE_OPEN || in->opcode == FUSE_CREATE) && opening_add(in->unique) < 0) {
+    } else if ((in->opcode == FUSE_OPEN || in->opcode == FUSE_CREATE) && set_add(&opening, in->unique, SIZE_MAX) < 0) {
         errno = ENOMEM;
         return -1;
     }
@@ -319,7 +274,7 @@ static ssize_t reply(int fd, struct iovec *iov, int count, void *userdata) {
             return total;
         }
         if (!out->error && count >= 2 && iov[1].iov_len >= OUT_LENGTH) answer_init(iov[1].iov_base);
-    } else if (opening_take(out->unique) && !out->error && count >= 2) {
+    } else if (set_take(&opening, out->unique) && !out->error && count >= 2) {
         struct iovec *last = &iov[count - 1]; /* CREATE: the entry, then the same struct */
         struct fuse_open_out *open = (void *)((char *)last->iov_base + last->iov_len - sizeof *open);
         if (open->fh < SLOTS) {
