@@ -68,7 +68,8 @@ def _errors(mount: Mount) -> dict[str, dict[str, int]]:
 
 def _fast_open(mount: Mount) -> dict[str, Any]:
     on, objects, _ = mount.fast_gate.describe() if mount.fast_gate else (False, 0, 0)
-    return {"on": on, "why": mount.fast_open_why, "objects": objects}
+    why = mount.fast_open_why or mount.ledger.namespaces.slow_opens_why
+    return {"on": on and not why, "why": why, "objects": objects}
 
 
 def _open_handles(mount: Mount) -> int:

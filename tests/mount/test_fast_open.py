@@ -228,6 +228,33 @@ def test_passthrough_off_says_why(mount: Mount) -> None:
     assert "passthrough=off" in found["why"]
 
 
+def test_status_says_what_makes_each_open_wait(kv: Mounted, tmp_path: Path) -> None:
+    wait_for(lambda: kv.status()["fast_open"]["on"], "opens are fast")
+    name = kv.path / "limited"
+    for begin, end, why in (
+        (
+            ["set", kv.path, f"access_log={tmp_path / 'log'}"],
+            ["set", kv.path, "access_log=none"],
+            "access_log= notes each open",
+        ),
+        (
+            ["set", kv.path, "bandwidth=1G"],
+            ["set", kv.path, "bandwidth=0"],
+            "bandwidth= limits each open",
+        ),
+        (
+            ["ns", "create", name, "read_iops=1000"],
+            ["ns", "set", name, "read_iops=0"],
+            "namespace limited has a rate limit, which the loop keeps",
+        ),
+    ):
+        subprocess.run([*KVFS, *begin], check=True)
+        found = kv.status()["fast_open"]
+        assert (found["on"], found["why"]) == (False, why)
+        subprocess.run([*KVFS, *end], check=True)
+        assert kv.status()["fast_open"] == {"on": True, "why": "", "objects": 0}
+
+
 # Each state of an object, and what an open and a stat then say: the same with and without.
 
 Step = Callable[[Mounted, Path], Any]

@@ -185,6 +185,18 @@ class Namespaces:
         self.prefixes = any(namespace.settings.prefix for namespace in self)
         self.mortal = bool(self.dropped) or any(one.settings.ttl for one in self.everything())
 
+    @property
+    def slow_opens_why(self) -> str:
+        """Why each open waits for the daemon's loop, for people; "" if it need not."""
+        if self.access_log.on:
+            return "access_log= notes each open"
+        if self.shares is not None and self.shares.total.rate > 0:
+            return "bandwidth= limits each open"
+        slowest = next((space for space in self._all.values() if space.limits.on), None)
+        if slowest is None:
+            return ""
+        return f"namespace {self.name(slowest.ino)} has a rate limit, which the loop keeps"
+
     def follow(self, bring_opens: Callable[[], None], settings_change: Callable[[], None]) -> None:
         """Call these: before policies see the noted opens, and when settings have changed."""
         self._bring_opens, self._settings_change = bring_opens, settings_change
