@@ -231,7 +231,7 @@ def test_passthrough_off_says_why(mount: Mount) -> None:
 def test_status_says_what_makes_each_open_wait(kv: Mounted, tmp_path: Path) -> None:
     wait_for(lambda: kv.status()["fast_open"]["on"], "opens are fast")
     name = kv.path / "limited"
-    for begin, end, why in (
+    limits: tuple[tuple[list[str | Path], list[str | Path], str], ...] = (
         (
             ["set", kv.path, f"access_log={tmp_path / 'log'}"],
             ["set", kv.path, "access_log=none"],
@@ -247,7 +247,8 @@ def test_status_says_what_makes_each_open_wait(kv: Mounted, tmp_path: Path) -> N
             ["ns", "set", name, "read_iops=0"],
             "namespace limited has a rate limit, which the loop keeps",
         ),
-    ):
+    )
+    for begin, end, why in limits:
         subprocess.run([*KVFS, *begin], check=True)
         found = kv.status()["fast_open"]
         assert (found["on"], found["why"]) == (False, why)
