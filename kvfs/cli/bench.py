@@ -118,10 +118,12 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
                         side.turns.setdefault(size, []).append(turn)
                     bar.advance(task)
             engine = _engine(mine, other, room)
+    rows = _rows(sides)
     found = {
         "machine": _machine(status, tier),
         "against": str(against),
-        "sizes": _rows(sides),
+        "sizes": rows,
+        "writes": _writes(rows),
         "engine": engine
         | {
             "verdict": engine_loop.verdict(engine, str(against)),
@@ -244,6 +246,16 @@ def _rows(sides: tuple[Side, Side]) -> list[dict[str, Any]]:
     ]
 
 
+def _writes(rows: list[dict[str, Any]]) -> str:
+    """Return what writes get, in one sentence."""
+    parts = [
+        f"{row['mount']['write_bytes_per_s'] / row['beside']['write_bytes_per_s']:.1f} in files of "
+        f"{human(row['bytes'])}"
+        for row in rows
+    ]
+    return f"Writes get {', '.join(parts)}."
+
+
 def _show(found: dict[str, Any]) -> None:
     machine = found["machine"]
     on = {name: "on" if machine[name] else "off" for name in ("passthrough", "huge_pages")}
@@ -260,8 +272,10 @@ def _show(found: dict[str, Any]) -> None:
     ]
     rows = [cells for row in found["sizes"] for cells in _cells(row)]
     rows += _engine_cells(found["engine"])
-    screen().print(pairs(facts), table(("", "mount", "beside", "ratio"), rows, left=("",)))
+    screen().print(pairs(facts), table(("", "mount", "beside", "speed"), rows, left=("",)))
+    screen().print(line("speed: of the mount, where the directory beside has 1; more is better"))
     screen().print(line(found["engine"]["verdict"]))
+    screen().print(line(found["writes"]))
     for cure in found["engine"]["cures"]:
         screen().print(line(f"- {cure}"))
 
@@ -274,7 +288,7 @@ def _engine_cells(engine: dict[str, Any]) -> list[tuple[str, str, str, str]]:
             ("p99", "  99 % of them within"),
         ):
             one, two = (engine[side][f"{name}_{share}_s"] for side in ("mount", "beside"))
-            rows.append((what, f"{one * 1e6:.0f} us", f"{two * 1e6:.0f} us", f"{one / two:.2f}"))
+            rows.append((what, f"{one * 1e6:.0f} us", f"{two * 1e6:.0f} us", f"{two / one:.2f}"))
     return rows
 
 
@@ -287,4 +301,4 @@ def _cells(row: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     one, two = mine["opens_per_s"], other["opens_per_s"]
     yield f"open and close, {size}", f"{one:.0f}/s", f"{two:.0f}/s", f"{one / two:.2f}"
     one, two = mine["open_p99_s"], other["open_p99_s"]
-    yield "  99 % of them within", f"{one * 1e6:.0f} us", f"{two * 1e6:.0f} us", f"{one / two:.2f}"
+    yield "  99 % of them within", f"{one * 1e6:.0f} us", f"{two * 1e6:.0f} us", f"{two / one:.2f}"

@@ -153,7 +153,7 @@ def verdict(engine: dict[str, Any], against: str) -> str:
     ]
     reads = [f"{side['read_p50_s'] * 1e6:.0f} us" for side in (mine, other)]
     return (
-        f"An engine gets {engine['speed']:.1f} of the speed of {against}: open and fstat take "
+        f"Loads get {engine['speed']:.1f} of the speed of {against}: open and fstat take "
         f"{opens[0]}, there {opens[1]}; a read of 8 MiB takes {reads[0]}, there {reads[1]}."
     )
 

@@ -57,9 +57,10 @@ def _file(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if found["after"]:
         yield "blocks after", _some(found["after"])
     if found["begins"]:
-        yield "begins in", _begins(found["begins"])
+        yield "a new one begins", _begins(found["begins"])
     heat = found["heat"]
-    of = f" of {heat['promote_after']} for its promotion" if heat["promote_after"] else ""
+    goes_up = heat["promote_after"] and "ram" not in found["tiers"]
+    of = f" of {heat['promote_after']} for its promotion" if goes_up else ""
     yield "opened", f"{heat['opens']} times recently"
     yield "opened on nvme", f"{heat['nvme_opens']} times{of}"
     for order in heat["orders"]:
@@ -120,7 +121,7 @@ def _begins(begins: dict[str, Any]) -> str:
         size = f"{human(begins['expected'])} expected, learned from files of this kind"
     elif begins["rule"] == "block" and begins["tier"] == "nvme":
         size += ", and RAM takes no more blocks of unknown size"
-    return f"{begins['tier'] or 'no tier'}: {rule}; {size}"
+    return f"in {begins['tier'] or 'no tier'}: {rule}; {size}"
 
 
 def _some(files: list[str]) -> str:

@@ -198,7 +198,7 @@ def test_stat_says_where_a_file_begins_and_why(fresh: Mounted, space: Path) -> N
         "expected": None,
     }
     text = "ram: the name is that of a block of sglang-file; no file of this kind is known"
-    assert f"begins in {text}" in stat_text(page)
+    assert f"a new one begins in {text}" in stat_text(page)
     page.rename(known)
     assert "8.0 KiB expected, learned from files of this kind" in stat_text(known)
     found = [stat(fresh, path)["begins"] for path in (pool, known, plain)]

@@ -33,7 +33,7 @@ def test_bench_uses_free_room_and_drops_no_object(mount: Mount, tmp_path: Path) 
     for side in ("mount", "beside"):
         assert all(value > 0 for value in engine[side].values())
         assert engine[side]["open_and_fstat_p50_s"] <= engine[side]["open_and_fstat_p99_s"]
-    assert engine["verdict"].startswith(f"An engine gets {engine['speed']:.1f} of the speed of")
+    assert engine["verdict"].startswith(f"Loads get {engine['speed']:.1f} of the speed of")
     assert found["machine"]["tier"] == "ram"
     assert os.listdir(kv.path) == ["a"]
     assert os.listdir(tmp_path / "beside") == []
@@ -43,7 +43,9 @@ def test_bench_uses_free_room_and_drops_no_object(mount: Mount, tmp_path: Path) 
     shown = run(kv.path, "--against", tmp_path / "beside")
     assert "GB/s" in shown.stdout
     assert "99 % of them within" in shown.stdout
-    assert "An engine gets" in shown.stdout
+    assert "Loads get" in shown.stdout
+    assert "Writes get" in shown.stdout
+    assert "more is better" in shown.stdout
 
 
 def test_bench_refuses_wrong_targets_and_cleans_up_after_an_interrupt(

@@ -28,9 +28,7 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_verdict_names_the_speed_and_both_times() -> None:
     said = engine_loop.verdict(engine(1.24, 0.000123), "/dev/shm")
-    assert said.startswith(
-        "An engine gets 1.2 of the speed of /dev/shm: open and fstat take 123 us"
-    )
+    assert said.startswith("Loads get 1.2 of the speed of /dev/shm: open and fstat take 123 us")
     assert "(99 %: 1000 us)" in said
 
 

@@ -60,7 +60,8 @@ def test_growth_is_believed_at_once_and_shrinking_slowly() -> None:
         ("weights.bin.incomplete", "bin"),
         (".weights.bin.aB3xYz", "bin"),
         ("weights.bin.00001-of-00005", "bin"),
-        ("a." + "x" * 200, "x" * 8),
+        ("a." + "x" * 200, "x" * 200),
+        ("model.safetensors", "safetensors"),
     ],
 )
 def test_extension_is_the_kind_of_a_name_that_no_layout_knows(name: str, extension: str) -> None:

@@ -83,5 +83,5 @@ def _extension(name: bytes) -> bytes:
         if part.isalpha() and (part.islower() or part.isupper()):
             extension = part.lower()
             if not extension.startswith(_TEMPORARY):
-                return extension[-8:]
+                return extension
     return b""
