@@ -3,7 +3,8 @@
 Contract: pure; the input is statuses as the control socket gives them, the output is rates a
 second. Counters begin at 0 with each daemon, so between two daemons there is no rate (`between` is
 None). A *hit* is an open to read whose bytes were in a tier of this machine. An open that needed
-the bucket is no hit, nor is one whose bytes no tier had. Not for asking the daemon, nor for showing
+the bucket is none. A *miss* is a lookup of a block that is not there (`core/ledger/misses.py`), or
+an open of one whose bytes no tier had. Not for asking the daemon, nor for showing
 anything.
 """
 
@@ -23,7 +24,7 @@ class Look(NamedTuple):
 
 
 class Opens(NamedTuple):
-    """Opens to read, by the place of their bytes, if any had them. Counts, or counts a second."""
+    """Opens to read by the place of their bytes, and misses. Counts, or counts a second."""
 
     hits: float = 0
     bucket: float = 0
@@ -35,7 +36,7 @@ class Opens(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """Return the share of opens with bytes in a local tier; None if there were no opens."""
+        """Return the share of opens and misses that were hits; None if there were none."""
         return self.hits / self.all if self.all else None
 
 
@@ -58,7 +59,7 @@ def _bucket(*names: str) -> Callable[[Status], float]:
 
 # The flows of a mount: counts, and bytes if the name says so.
 FLOWS: dict[str, Callable[[Status], float]] = {
-    "opens": _counter("opens_passthrough", "opens_served", "opens_lent"),
+    "opens": lambda status: sum(opens_of(one).all for one in status["namespaces"]),
     "misses": _counter("misses"),
     "sealed": _counter("sealed"),
     "demoted": _counter("demoted"),

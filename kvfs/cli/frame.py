@@ -17,7 +17,7 @@ from kvfs.cli.screen import duration, line
 from kvfs.rates import Look, Opens, Rates, between, opens_of
 
 SORTS = ("bytes", "objects", "opens", "hits", "misses", "name")
-TIMES = ("0.5", "2", "4")  # sizes for which the hit ratio is shown, as multiples of today's
+TIMES = ("1", "0.5", "2", "4")  # sizes for which the hit ratio is estimated, as multiples
 WIDE = 100  # columns from which on everything is shown
 MIDDLE = 70
 LEAST = 3  # rows of a table, however low the terminal is
@@ -179,7 +179,7 @@ def _flows(status: Any, rates: Rates | None) -> Text:  # noqa: ANN401
 
 NAMESPACES = [
     *(("namespace", 0), ("bytes", 0), ("objects", MIDDLE), ("opens/s", MIDDLE)),
-    *(("hits now", 0), ("hits", 0), ("misses", MIDDLE)),
+    *(("misses", MIDDLE), ("hits now", 0), ("hits", 0)),
     *((f"at x{at}", WIDE) for at in TIMES),
 ]
 
@@ -204,9 +204,9 @@ def _namespaces(
             human(one["bytes"]),
             str(one["objects"]),
             _rate(lately.all if lately else None),
+            str(int(opens.misses)),
             _percent(lately.ratio if lately else None),
             _percent(opens.ratio),
-            str(int(opens.misses)),
             *(_percent(ratios.get(at)) for at in TIMES),
         ]
         shown.append(cells)

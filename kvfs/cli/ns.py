@@ -26,11 +26,14 @@ from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError
 from kvfs.parsing import rows
-from kvfs.settings import MEDIA, Settings
+from kvfs.rates import opens_of
+from kvfs.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODELS_SHOWN = 10  # rows
+# Columns of estimated hit ratios, and the multiple of today's room that each is for.
+TIMES = {"at x1": "1", "x0.5": "0.5", "x2": "2", "x4": "4"}
 STEP = 0.1  # s between two looks at the rest of a dropped namespace
 
 
@@ -174,6 +177,7 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
         )
     for text in filter(None, (found["problem"], found.get("note"))):
         console.print(line(f"namespace {namespace.name}: {text}"))
+    ratio = opens_of(found).ratio
     console.print(
         pairs([("namespace", found["name"]), *found["settings"].items()]),
         pairs(
@@ -183,9 +187,10 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
                 *((name, human(held["bytes"])) for name, held in found["tiers"].items()),
                 *((name.replace("_", " "), str(n)) for name, n in found["counters"].items()),
                 ("follows", found["following"] or found["settings"]["eviction"]),
+                *([] if ratio is None else [("hit ratio", f"{ratio:.1%}")]),
                 *(
-                    (f"hit ratio at {at} x {found['capacity_objects']} objects", f"{ratio:.1%}")
-                    for at, ratio in found["hit_ratio_at"].items()
+                    (f"estimated at {at} x {found['capacity_objects']} objects", f"{share:.1%}")
+                    for at, share in found["hit_ratio_at"].items()
                 ),
             ]
         ),
@@ -245,20 +250,20 @@ def _list(found: dict[str, Any]) -> None:
 
 def overview(namespaces: list[dict[str, Any]]) -> Table:
     """Return a row for each namespace."""
-    columns = ("namespace", "objects", "bytes", "quota", "hits", "hit at x0.5", "x2", "x4")
+    columns = ("namespace", "objects", "bytes", "quota", "misses", "hits", *TIMES)
     rows = []
     for one in namespaces:
-        told, ratios = one["settings"], one["hit_ratio_at"]
+        told, ratios, opens = one["settings"], one["hit_ratio_at"], opens_of(one)
         quota = told["quota_hard"] if told["quota_hard"] != "0" else "none"
-        reads = sum(one["counters"].get(f"read_{name}", 0) for name in MEDIA)
         follows = f" ({one['following']})" if one["following"] else ""
         cells = [
             one["name"],
             str(one["objects"]),
             human(one["bytes"]),
             quota,
-            str(reads),
-            *(f"{ratios[at]:.1%}" if at in ratios else "" for at in ("0.5", "2", "4")),
+            str(int(opens.misses)),
+            "" if opens.ratio is None else f"{opens.ratio:.1%}",
+            *(f"{ratios[at]:.1%}" if at in ratios else "" for at in TIMES.values()),
             told["eviction"] + follows,
         ]
         rows.append(cells)

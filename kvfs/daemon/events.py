@@ -28,7 +28,7 @@ from kvfs.tiers.calls import Health, HealthState
 MOST = 1000
 TEXT_MOST = 500
 PERIOD = 60.0  # s between two summaries
-SUMMED = ("dropped", "demoted", "promoted", "misses", "quarantined")
+SUMMED = ("dropped", "demoted", "promoted", "opens_unreadable", "quarantined")
 
 Event = dict[str, Any]
 

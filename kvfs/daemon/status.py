@@ -81,7 +81,7 @@ def status(mount: Mount) -> dict[str, Any]:
     """Return bytes, objects, the active parts, and the reasons for the inactive ones."""
     ledger, dispatcher, config = mount.ledger, mount.dispatcher, mount.config
     ledger.fast_opens.see()
-    ledger.absent_names.see()
+    ledger.misses.settle()
     ram = ledger.tiers.ram
     return {
         "version": __version__,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kvfs.errors import ConfigError
 from kvfs.eviction.adaptive import Adaptive, PolicySelector, SwitchingPolicy
-from kvfs.eviction.ghosts import Accesses, WhatIf
+from kvfs.eviction.ghosts import Accesses, Seeds, WhatIf
 from kvfs.eviction.histories import Arc, S3Fifo
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.policy import Policy
@@ -21,6 +21,7 @@ __all__ = [
     "LeafFirst",
     "Policy",
     "PolicySelector",
+    "Seeds",
     "SwitchingPolicy",
     "WhatIf",
     "make",

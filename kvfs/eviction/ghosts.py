@@ -8,11 +8,12 @@ ancestor in the sample. A walk of about 2**shift parents finds it, for one acces
 An `Observer` has several ghosts that see the same accesses, and counts the misses of each. It
 counts misses in the sample and accesses everywhere (SHARDS-adj of that paper). Otherwise a block
 that all prompts begin with would decide the ratio by its presence in the sample. Counts decay, in
-steps. `WhatIf` shows its counts to people; `kvfs.eviction.adaptive` chooses by them.
+steps. `WhatIf` shows its counts to people: an access is an open, or a lookup in vain.
+`kvfs.eviction.adaptive` chooses by them: an access is an open, or a store, which a miss leads to.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from kvfs.eviction.histories import Arc, S3Fifo
@@ -30,6 +31,7 @@ KINDS: dict[str, Callable[[int], Policy]] = {
 TIMES = (0.5, 1.0, 2.0, 4.0)  # multiples of the capacity
 ANSWERING = 512  # entries of the ghost of the cache's own size: 7.5 times as many in all
 FEWEST = 400  # accesses in a sample before its answer counts: the error by chance is 0.05
+SEEDS = 8 * ANSWERING  # keys: a sample has ANSWERING of those that there is room for, at most
 _WINDOW = 8  # capacities' worth of accesses
 _STEPS = 8  # in a capacity's worth of accesses
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: Fibonacci hashing
@@ -110,7 +112,7 @@ class GhostCache:
 class Observer(ABC, Generic[Which]):
     """Counts the misses of several ghost caches; each access of the real one goes to `see`.
 
-    An access is an object opened or stored. `accesses` counts all of them, of any key.
+    `accesses` counts all of them, of any key.
     """
 
     def __init__(self, capacity: int, entries: int, window: int, *, fewest: int = 1) -> None:
@@ -170,6 +172,18 @@ class Observer(ABC, Generic[Which]):
         if not (key * GOLDEN >> 40) & self.sample.mask:
             self.look(key, parent, parent_of)
 
+    def count(self, opens: int, lookups: int, stores: int) -> None:
+        """Count accesses of any keys: opens, lookups in vain, and stores."""
+        del lookups  # their store follows
+        self.accesses += opens + stores
+
+    def look_for(self, key: int) -> None:
+        """See a lookup in vain of a key of the sample."""
+
+    def store(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        """See the store of a key of the sample."""
+        self.look(key, parent, parent_of)
+
     def look(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
         """See an access to a key of the sample, which is counted already."""
         missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
@@ -179,6 +193,9 @@ class Observer(ABC, Generic[Which]):
             for ghost in missed:
                 ghost.misses += 1
                 ghost.store(key, ancestor)
+        self._seen_one()
+
+    def _seen_one(self) -> None:
         self._due += 1
         if self._due >= max(self._fewest, (self._capacity >> self.sample.shift) // _STEPS):
             self._due = 0
@@ -192,9 +209,9 @@ class WhatIf(Observer[float]):
     """The hit ratios that a larger or a smaller cache would have.
 
     `answers` gives the share of accesses (0 to 1) that would have been hits, for each multiple of
-    the capacity. The window decays: of an access 1/e is left after eight capacities' worth of
-    others. All ghosts have one kind of policy. Opens of objects that no tier has and that are never
-    stored do not count.
+    the capacity. An access is an open or a lookup in vain, so the answer for 1.0 is an estimate of
+    the real ratio. The window decays: of an access 1/e is left after eight capacities' worth of
+    others. All ghosts have one kind of policy.
 
     Chance decides how many misses of n accesses fall into the sample. If they have different keys,
     the standard deviation of m misses is the root of m. So a ratio is off by 1/sqrt(n) at most.
@@ -212,6 +229,29 @@ class WhatIf(Observer[float]):
 
     def _entries(self, which: float) -> int:
         return max(1, int(self._capacity * which) >> self.sample.shift)
+
+    def count(self, opens: int, lookups: int, stores: int) -> None:
+        del stores  # a lookup came before
+        self.accesses += opens + lookups
+
+    def look_for(self, key: int) -> None:
+        for ghost in self.ghosts.values():
+            if ghost.touch(key) is None:
+                ghost.misses += 1
+        self._seen_one()
+
+    def store(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
+        if missed:
+            ancestor = self.sample.ancestor(parent, parent_of)
+            for ghost in missed:
+                ghost.store(key, ancestor)
+
+    def forget(self, key: int) -> None:
+        """Forget a key that no size of the cache would have kept."""
+        if key in self.sample:
+            for ghost in self.ghosts.values():
+                ghost.policy.discard(key)
 
     def follow(self, kind: str) -> None:
         """Answer with another kind of policy from now on, beginning with the old one's keys."""
@@ -231,28 +271,82 @@ class WhatIf(Observer[float]):
         return self.hit_ratios() if enough else {}
 
 
-class Accesses:
-    """The accesses of one cache, for several observers, with one look at each key for all."""
+class Seeds:
+    """Keys that a cache has from before its ghosts began, for the sample of these ghosts.
 
-    __slots__ = ("_mask", "_observers", "_since")
+    It keeps SEEDS of them at most, those with the least bits of the hash in common: the sample of
+    a cache that has them all is a part of these.
+    """
+
+    __slots__ = ("_keys", "_mask")
+
+    def __init__(self) -> None:
+        self._keys: list[tuple[int, int]] = []
+        self._mask = 0
+
+    def add(self, key: int, parent: int) -> None:
+        """Note a key, the longest unused first."""
+        if key * GOLDEN >> 40 & self._mask:
+            return
+        self._keys.append((key, parent))
+        if len(self._keys) > SEEDS:
+            self._mask = self._mask * 2 + 1
+            self._keys = [one for one in self._keys if not one[0] * GOLDEN >> 40 & self._mask]
+
+    def sow(self, observer: Observer[Any], parent_of: Callable[[int], int]) -> None:
+        """Store the keys in the ghosts of an observer that knows its capacity, and forget them."""
+        keys, self._keys = self._keys, []
+        for key, parent in keys:
+            if key in observer.sample:
+                observer.store(key, parent, parent_of)
+
+
+class Accesses:
+    """The accesses and stores of one cache, for several observers: one look at each key for all."""
+
+    __slots__ = ("_lookups", "_mask", "_observers", "_opens", "_stores")
 
     def __init__(self, *observers: Observer[Any]) -> None:
         self._observers = observers
-        self._since = 0  # accesses that no observer has counted
+        self._opens = self._lookups = self._stores = 0  # that no observer has counted
         self.update_mask()
 
     def update_mask(self) -> None:
         """Adapt to changed samples: masks are of low bits, so the least is part of all."""
         self._mask = min(observer.sample.mask for observer in self._observers)
 
-    def see(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
-        """See an access, as `Observer.see` does."""
-        self._since += 1
+    def opened(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        """See an open. `parent_of` gives the parent of a key, or 0."""
+        self._opens += 1
+        for observer in self._drawn(key):
+            observer.look(key, parent, parent_of)
+
+    def opened_again(self, times: int) -> None:
+        """See further opens of keys that were opened just now: hits in a cache of any size."""
+        self._opens += times
+
+    def looked_up(self, key: int) -> None:
+        """See a lookup in vain."""
+        self._lookups += 1
+        for observer in self._drawn(key):
+            observer.look_for(key)
+
+    def stored(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        """See a store."""
+        self._stores += 1
+        for observer in self._drawn(key):
+            observer.store(key, parent, parent_of)
+
+    def count(self) -> None:
+        """Have the observers count all accesses so far."""
+        for observer in self._observers:
+            observer.count(self._opens, self._lookups, self._stores)
+        self._opens = self._lookups = self._stores = 0
+
+    def _drawn(self, key: int) -> Iterable[Observer[Any]]:
+        """The observers with this key in their sample. They have counted all accesses so far."""
         drawn = key * GOLDEN >> 40
         if drawn & self._mask:
-            return
-        for observer in self._observers:
-            observer.accesses += self._since
-            if not drawn & observer.sample.mask:
-                observer.look(key, parent, parent_of)
-        self._since = 0
+            return ()
+        self.count()
+        return [one for one in self._observers if not drawn & one.sample.mask]

@@ -6,6 +6,9 @@
  * of a name that is not here equals none of those of a million others, but for 1 case in 10^13. Then removing
  * one of two names would hide the other, which is a miss.
  *
+ * Each answer is noted with its name, because a miss of a block counts (core/ledger/misses.py). While there is no
+ * room for a note, Python answers, and takes the notes.
+ *
  * `names.lock` is held for one look, or one change. The readers of requests and the loop's thread take it.
  */
 #include "_session.h"
@@ -15,18 +18,28 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 
 #define NAMES_MAX (1u << 20) /* 16 MiB */
 #define DIRECTORIES_MAX (1u << 16)
 enum { NAME_MAX_BYTES = 255 };
 enum { EVERYWHERE = 0 }; /* in place of a directory: the name may be in any */
+enum { NOTES_MAX = 1024 }; /* 280 KiB each of two */
+
+struct note {
+    uint64_t directory;
+    int64_t at_ns; /* CLOCK_MONOTONIC */
+    uint8_t length;
+    char name[NAME_MAX_BYTES];
+};
 
 static struct {
     pthread_mutex_t lock;
     int on;
     struct set names, directories;
     uint64_t keys[2];
-    uint64_t answered;
+    struct note notes[2][NOTES_MAX]; /* readers fill one; the loop's thread empties the other without the lock */
+    int filled, noted;
 } names = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static uint64_t mix(uint64_t a, uint64_t b) {
@@ -45,6 +58,17 @@ static uint64_t hash_of(uint64_t parent, const char *name, size_t length) {
     return hash ? hash : 1;
 }
 
+/* Under the lock, with room. */
+static void note(uint64_t directory, const char *name, size_t length) {
+    struct note *note = &names.notes[names.filled][names.noted++];
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    note->directory = directory;
+    note->at_ns = now.tv_sec * 1000000000ll + now.tv_nsec;
+    note->length = (uint8_t)length;
+    memcpy(note->name, name, length);
+}
+
 int fast_lookup_absent(const struct fuse_in_header *in, ssize_t length) {
     const char *name = (const char *)(in + 1);
     size_t size = length > (ssize_t)sizeof *in ? strnlen(name, length - sizeof *in) : 0;
@@ -53,7 +77,8 @@ int fast_lookup_absent(const struct fuse_in_header *in, ssize_t length) {
     pthread_mutex_lock(&names.lock);
     int absent = names.on && set_has(&names.directories, in->nodeid) && !set_has(&names.names, hash_of(in->nodeid, name, size)) &&
                  !set_has(&names.names, hash_of(EVERYWHERE, name, size));
-    names.answered += absent;
+    absent = absent && names.noted < NOTES_MAX;
+    if (absent) note(in->nodeid, name, size);
     pthread_mutex_unlock(&names.lock);
     return absent;
 }
@@ -112,9 +137,27 @@ static PyObject *py_lookup_state(PyObject *self, PyObject *args) {
     (void)args;
     pthread_mutex_lock(&names.lock);
     size_t directories = names.directories.used, known = names.names.used;
-    uint64_t answered = names.answered;
     pthread_mutex_unlock(&names.lock);
-    return Py_BuildValue("(nnK)", (Py_ssize_t)directories, (Py_ssize_t)known, (unsigned long long)answered);
+    return Py_BuildValue("(nn)", (Py_ssize_t)directories, (Py_ssize_t)known);
+}
+
+static PyObject *py_lookup_take(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    pthread_mutex_lock(&names.lock);
+    const struct note *notes = names.notes[names.filled];
+    int count = names.noted;
+    names.filled ^= 1;
+    names.noted = 0;
+    pthread_mutex_unlock(&names.lock);
+    PyObject *found = PyList_New(count);
+    for (int i = 0; found && i < count; i++) {
+        PyObject *one = Py_BuildValue("(Ky#L)", (unsigned long long)notes[i].directory, notes[i].name, (Py_ssize_t)notes[i].length,
+                                      (long long)notes[i].at_ns);
+        if (!one) Py_CLEAR(found);
+        else PyList_SET_ITEM(found, i, one);
+    }
+    return found;
 }
 
 PyMethodDef fast_lookup_methods[] = {
@@ -123,6 +166,7 @@ PyMethodDef fast_lookup_methods[] = {
      "lookup_complete(directory, complete) -> False: there is no room"},
     {"lookup_name", py_lookup_name, METH_VARARGS, "lookup_name(directory, name, given) -> False: there is no room. Directory 0: each"},
     {"lookup_forget", py_lookup_forget, METH_NOARGS, "lookup_forget(): no directory is complete"},
-    {"lookup_state", py_lookup_state, METH_NOARGS, "lookup_state() -> (complete directories, names, lookups answered)"},
+    {"lookup_state", py_lookup_state, METH_NOARGS, "lookup_state() -> (complete directories, names)"},
+    {"lookup_take", py_lookup_take, METH_NOARGS, "lookup_take() -> [(directory, name, ns of CLOCK_MONOTONIC)]: what was answered since"},
     {NULL, NULL, 0, NULL},
 };

@@ -85,9 +85,9 @@ class FastGate:
         """Know no directory any more."""
         fast.lookup_forget()
 
-    def absent_names(self) -> int:
-        """Lookups answered so far."""
-        return fast.lookup_state()[2]
+    def take_lookups(self) -> list[tuple[int, bytes, int]]:
+        """The lookups answered since the last call: directory, name, and time (monotonic ns)."""
+        return fast.lookup_take()
 
     # Opens
 

@@ -148,11 +148,23 @@ def count_opens(tree: Tree, kernel: FuseKernel, opened: Sequence[OpenObject], be
             kernel.changed(inode.ino)
     spent = (time.perf_counter() - began) / max(1, len(opened))
     for held in opened:
+        if not held.brought_from:
+            _count_joined(tree, held)
         found_in, held.brought_from = held.brought_from or held.tier.name, ""
         ledger.latencies.open[found_in].observe(spent)
         space = namespaces.of(held.inode)
         space.opens_timed += 1
         space.open_seconds += spent
+
+
+def _count_joined(tree: Tree, held: OpenObject) -> None:
+    """Count a further open of an object that is open."""
+    if held.header is not None or not held.inode.links:
+        return  # a scan is no use of an object
+    comes = held.stream is not None and not held.stream.complete
+    where = tree.ledger.tiers.bucket if comes else held.tier
+    where.hits += 1
+    tree.namespaces.read(held.inode, where, seen=0)
 
 
 class Operations(pyfuse3.Operations):
@@ -270,9 +282,7 @@ class Operations(pyfuse3.Operations):
             return self._attributes(self.tree.lookup(parent_inode, name))
         except NotFoundError:
             self.ledger.absent_names.missed(parent_inode)
-            access_log = self.ledger.namespaces.access_log
-            if access_log.on and (directory := self.ledger.table.inode(parent_inode)) is not None:
-                access_log.absent(directory, name)
+            self.ledger.misses.looked_up(parent_inode, name)
             raise
 
     async def _complete(self, ino: int) -> None:
@@ -383,6 +393,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, ctx: RequestContext
     ) -> EntryAttributes:
         self.virtual.refuse(parent_inode, name)
+        self.ledger.misses.named(parent_inode, name, as_directory=True)
         return self._attributes(self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid))
 
     @_once
@@ -390,6 +401,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, target: bytes, ctx: RequestContext
     ) -> EntryAttributes:
         self.virtual.refuse(parent_inode, name)
+        self.ledger.misses.named(parent_inode, name)
         mode = stat.S_IFLNK | 0o777
         made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, target=target)
         return self._attributes(made)
@@ -403,6 +415,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         self.virtual.refuse(parent_inode, name)
+        self.ledger.misses.named(parent_inode, name)
         if not stat.S_ISREG(mode):
             made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid, rdev=rdev)
             return self._attributes(made)
@@ -416,6 +429,7 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         self.virtual.refuse(inode)
         self.virtual.refuse(new_parent_inode, new_name)
+        self.ledger.misses.named(new_parent_inode, new_name)
         return self._attributes(self.tree.link(inode, new_parent_inode, new_name))
 
     @_once
@@ -448,6 +462,7 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         self.virtual.refuse(parent_inode_old, name_old)
         self.virtual.refuse(parent_inode_new, name_new)
+        self.ledger.misses.named(parent_inode_new, name_new)
         caller.set(ctx.pid)
         move = (parent_inode_old, name_old, parent_inode_new, name_new, flags)
         await self._show_below(parent_inode_old, name_old)
@@ -549,6 +564,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         self.virtual.refuse(parent_inode, name)
+        self.ledger.misses.named(parent_inode, name)
         request, again = self.kernel.request()
         if again and (handle := self.handles.claim(request)) is not None:
             inode = self.handles[handle].held.inode

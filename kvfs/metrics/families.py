@@ -344,7 +344,8 @@ METRICS = (
     ),
     _counter("errors", "Operations answered with an error.", _errors, ("operation", "class")),
     _counter("defects", "Operations answered with an error of class defect.", _defects),
-    _counter("misses", "Opens of existing names whose bytes no tier has."),
+    _counter("misses", "Lookups of absent blocks, and opens of objects whose bytes no tier has."),
+    _counter("opens_unreadable", "Opens of objects whose bytes no tier has: they are misses, too."),
     _counter("created", "Files created."),
     _counter("sealed", "Seals of files with new content."),
     _counter("settled", "Files written to NVMe directly, then synced and hashed."),
@@ -494,7 +495,7 @@ METRICS = (
     _gauge(
         "namespace_tier_objects", "Copies of the namespace in the tier.", _by_tier("objects"), BOTH
     ),
-    _counter("namespace_hits", "Opens for reading, by tier of the bytes.", _hits, BOTH),
+    _counter("namespace_hits", "Opens for reading, by tier that had the bytes.", _hits, BOTH),
     Metric(
         *("kvfs_namespace_open_seconds", "summary", SPACE),
         *("Seconds of successful opens for reading.", _opens_of_namespaces),
@@ -505,13 +506,16 @@ METRICS = (
         _left,
         ("namespace", "reason"),
     ),
-    _space_counter("misses", "Opens of existing names whose bytes no tier has."),
+    _space_counter(
+        "misses", "Lookups of absent blocks, and opens of objects whose bytes no tier has."
+    ),
+    _space_counter("opens_unreadable", "Opens of objects whose bytes no tier has."),
     _space_counter("read_bytes", "Bytes of the objects opened for reading."),
     _space_counter("written", "Objects written in the namespace."),
     _space_counter("written_bytes", "Bytes of objects written in the namespace."),
     _gauge(
         "namespace_hit_ratio",
-        "What-if hit ratio from 0 to 1, by factor of the room.",
+        "What-if hit ratio from 0 to 1, by factor of the room. 1 estimates the measured ratio.",
         _ratios,
         ("namespace", "times"),
     ),

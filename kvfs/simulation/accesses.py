@@ -9,8 +9,8 @@ was used last. An LRU cache of that size would have had the object. `Profile` co
 O(log n) by a tree of sums (Fenwick, 1994). Source: Mattson, Gecsei, Slutz, Traiger: "Evaluation
 techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
 
-A *miss* is a name that a program looked up in vain. A further lookup before the name is written
-does not count. Not for traces of requests: `trace`.
+A *miss* is a lookup of a block that is not there (`kvfs/core/ledger/misses.py`). Not for traces of
+requests: `trace`.
 """
 
 import json
@@ -134,7 +134,6 @@ class Profile:
         self.begin, self.end = math.inf, -math.inf
         self._sums = _Sums()
         self._last: dict[int, tuple[int, int, float]] = {}  # key -> place, size, when
-        self._missing: set[int] = set()
         self._parents: dict[int, int] = {}
         self._paths: dict[int, str] = {}
         self._reads: Counter[int] = Counter()
@@ -151,12 +150,9 @@ class Profile:
             self._parents[key] = parent
         space = self.spaces.setdefault(path.partition("/")[0], Counter())
         if what == "absent":
-            if key not in self._missing:
-                self._missing.add(key)
-                self.counts["absent"] += 1
-                space["misses"] += 1
+            self.counts["absent"] += 1
+            space["misses"] += 1
             return
-        self._missing.discard(key)
         size = access["size"]
         self.counts[what] += 1
         self.bytes[what] += size

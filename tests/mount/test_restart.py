@@ -265,7 +265,7 @@ def test_a_damaged_backing_file_is_a_miss_at_open_and_counted(mount: Mount, dama
         (kv.path / "0.bin").open("rb")
     counters = kv.idle()["counters"]
     assert counters["missing" if damage == "remove" else "quarantined"] == 1
-    assert counters["misses"] == 1
+    assert counters["opens_unreadable"] == 1
     wait_for(lambda: os.listdir(kv.path) == ["1.bin"], "the name goes with its bytes")
     assert digest(kv.path / "1.bin") == digests["1.bin"]
 

@@ -63,17 +63,17 @@ def test_accesses_are_counted_by_kind_and_tier() -> None:
         access("read", 9, 10.0, path="other/dir/9"),
     )
     assert (found["seconds"], found["reads"], found["writes"]) == (10.0, 3, 2)
-    assert (found["misses"], found["lost_lines"]) == (2, 7)
-    assert (found["hit_ratio"], found["reads_per_s"]) == (0.6, pytest.approx(0.3))
+    assert (found["misses"], found["lost_lines"]) == (3, 7)
+    assert (found["hit_ratio"], found["reads_per_s"]) == (0.5, pytest.approx(0.3))
     assert found["most_reads_in_a_second"] == 2
     assert found["read_from"] == {"ram": 0.6667, "nvme": 0.3333}
     assert found["namespaces"]["n"] == {
         "reads": 2,
-        "misses": 1,
+        "misses": 2,
         "writes": 2,
         "read_bytes": 200,
         "write_bytes": 200,
-        "hit_ratio": 0.6667,
+        "hit_ratio": 0.5,
     }
     assert found["written_sizes"] == {"p50": 50, "p90": 150, "p99": 150, "max": 150}
     assert (found["objects"], found["object_bytes"]) == (3, 300)

@@ -77,9 +77,9 @@ STATUS: dict[str, Any] = {
             "settings": {"quota_hard": "1G", "eviction": "adaptive"},
             "bytes": 1 << 20,
             "objects": 5,
-            "counters": {"read_ram": 3, "read_nvme": 4, "read_bytes": 1 << 20},
+            "counters": {"read_ram": 3, "read_nvme": 4, "misses": 1, "read_bytes": 1 << 20},
             "following": "lru",
-            "hit_ratio_at": {"0.5": 0.25, "2": 0.5, "4": 0.75},
+            "hit_ratio_at": {"0.5": 0.25, "1": 0.86, "2": 0.5, "4": 0.75},
         },
     ],
     "models": [
@@ -384,7 +384,7 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "ram 2.0 GiB 1.0 GiB 0 B 7 11 healthy /run/kvfs-ram/mnt-kv" in shown
     assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 down for 0 d 00:01:01: disk full /data/kvfs" in shown
     assert "opens ram 17" in shown
-    assert "[ns] 5 1.0 MiB 1G 7 25.0% 50.0% 75.0% adaptive (lru)" in shown
+    assert "[ns] 5 1.0 MiB 1G 1 87.5% 86.0% 25.0% 50.0% 75.0% adaptive (lru)" in shown
     assert "namespace [ns]: no place" in shown
     assert "lmcache [m9]\\udcff 9 1.0 MiB" in shown
     assert "and 2 more models: see --json" in shown

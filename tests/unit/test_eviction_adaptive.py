@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.eviction import LeafFirst, Policy, WhatIf, make
+from kvfs.eviction import Accesses, LeafFirst, Policy, PolicySelector, Seeds, WhatIf, make
 from kvfs.eviction.adaptive import Adaptive, Handover
 from kvfs.eviction.ghosts import FEWEST, TIMES, Sample
 
@@ -247,3 +247,65 @@ def test_change_of_the_capacity_keeps_fitting_ghosts() -> None:
             assert policy.take() is not None
         hits(policy, [[key] for key in zipf(3000, 1000, 9)])
     assert isinstance(policy, LeafFirst)
+
+
+def no_parent(_: int) -> int:
+    return 0
+
+
+def test_what_if_counts_opens_and_lookups_and_the_choice_opens_and_stores() -> None:
+    would_be, choice = WhatIf(500), PolicySelector(1000)  # neither forgets so few accesses
+    accesses = Accesses(would_be, choice)
+    for key in range(1, 11):
+        accesses.looked_up(key)
+        accesses.stored(key, 0, no_parent)
+        accesses.opened(key, 0, no_parent)
+    accesses.looked_up(99)
+    accesses.opened_again(7)
+    accesses.count()
+    assert would_be.accesses == 28
+    assert would_be.answers() == dict.fromkeys(TIMES, pytest.approx(17 / 28))
+    assert choice.accesses == 27
+    assert set(choice.hit_ratios().values()) == {pytest.approx(17 / 27)}
+
+
+@pytest.mark.slow
+def test_what_if_of_the_present_size_is_the_measured_ratio() -> None:
+    """An engine looks a block up, and stores it if it is absent: once, or as parts of a store."""
+    would_be, full = WhatIf(1000), make("lru", 1000)
+    accesses, hit = Accesses(would_be), 0
+    trace = zipf(4000, 30_000, 12)
+    for place, key in enumerate(trace):
+        if full.touch(key) is not None:
+            hit += place >= 15_000
+            accesses.opened(key, 0, no_parent)
+            continue
+        accesses.looked_up(key)
+        while len(full) >= full.capacity:
+            full.take()
+        full.add(key)
+        accesses.stored(key, 0, no_parent)
+    accesses.count()
+    assert abs(would_be.answers()[1.0] - hit / 15_000) <= 0.04
+
+
+def test_a_key_that_is_forgotten_is_a_miss_at_any_size() -> None:
+    would_be = WhatIf(100)
+    accesses = Accesses(would_be)
+    accesses.stored(5, 0, no_parent)
+    would_be.forget(5)
+    accesses.looked_up(5)
+    assert would_be.answers() == dict.fromkeys(TIMES, 0.0)
+
+
+@pytest.mark.parametrize("objects", [100, 5000, 200_000])
+def test_seeds_are_the_sample_of_a_cache_that_is_full(objects: int) -> None:
+    would_be, seeds = WhatIf(objects), Seeds()
+    for key in range(1, objects + 1):
+        seeds.add(key * 7919, 0)
+    seeds.sow(would_be, no_parent)
+    sampled = [key for key in range(1, objects + 1) if key * 7919 in would_be.sample]
+    assert len(sampled) >= min(objects, 64)
+    present = sum(key * 7919 in would_be.ghosts[4.0].policy for key in sampled)
+    assert present == len(sampled)
+    seeds.sow(would_be, no_parent)  # they are sown once

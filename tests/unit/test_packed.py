@@ -270,7 +270,7 @@ def test_packed_copy_without_any_room_is_a_miss_and_stays(made: World) -> None:
             await made.read(inode.ino)
         for tier in made.tiers:
             tier.reserved -= tier.capacity
-        assert made.ledger.counters["misses"] == 1
+        assert made.ledger.counters["opens_unreadable"] == 1
         assert await made.read(inode.ino) == KV
 
     trio.run(case)
@@ -561,7 +561,7 @@ def test_refused_unpacking_is_a_miss_that_changes_nothing(
         with pytest.raises(NotFoundError):
             await made.read(inode.ino)
         failpoints.arm("")
-        assert made.ledger.counters["misses"] == 1
+        assert made.ledger.counters["opens_unreadable"] == 1
         assert await made.read(inode.ino) == KV
 
     trio.run(case)

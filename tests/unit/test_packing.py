@@ -345,7 +345,7 @@ def test_damage_there_is_a_miss(made: World, fault: Fault) -> None:
         with pytest.raises(NotFoundError):
             await made.read(inode.ino)
         assert made.catalog.inode(inode.ino) is None
-        assert made.ledger.counters["misses"] == 1
+        assert made.ledger.counters["opens_unreadable"] == 1
         faults(made)
         await made.upload_all()
 

@@ -241,7 +241,7 @@ def test_copy_in_ram_is_opened_after_the_rotten_one_is_closed(made: World) -> No
         assert made.find(b"a").links, "its name stays"
         with pytest.raises(NotFoundError):
             await made.objects.open(inode.ino, writable=False)
-        assert made.ledger.counters["misses"] == 1
+        assert made.ledger.counters["opens_unreadable"] == 1
         await made.close(reader, writable=False)
         assert await made.read(inode.ino) == BYTES
         await made.check_at_rest()
@@ -571,7 +571,7 @@ def test_the_first_open_after_a_mount_finds_it(made: World) -> None:
                 await made.objects.open(inode.ino, writable=writable)
         await made.dispatcher.trash.empty()
         assert kept(made.disk) == [f"{inode.ino:x}.1"]
-        assert made.ledger.counters["quarantined"] == made.ledger.counters["misses"] == 1
+        assert made.ledger.counters["quarantined"] == made.ledger.counters["opens_unreadable"] == 1
         await made.check_at_rest()
 
     run(case)

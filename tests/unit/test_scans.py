@@ -653,7 +653,7 @@ def test_an_outage_is_a_miss_as_ever(made: World) -> None:
         store = faults(made, Fault("any", error=OutageError("away")))
         with pytest.raises(NotFoundError, match="away"):
             await made.objects.open(inode.ino, writable=False)
-        assert made.ledger.counters["misses"] == 1
+        assert made.ledger.counters["opens_unreadable"] == 1
         assert counters(made)["failures"] == 1
         assert made.bucket is not None
         assert made.bucket.health.state == "suspect"

@@ -46,7 +46,8 @@ class Watch:
     async def space(self) -> None:
         """Measure the NVMe file system, which other programs may fill, and shrink the tier then.
 
-        Each second it also removes orphans, looks at mapped files and runs the retries.
+        Each second it also removes orphans, looks at mapped files, counts misses and runs the
+        retries.
         """
         ledger, nvme = self.ledger, self.ledger.tiers.nvme
         unlinked: set[int] = set()
@@ -60,6 +61,7 @@ class Watch:
                 ledger.trash.look_at(file)
                 if not at % MAPPED_AT_ONCE:
                     await trio.lowlevel.checkpoint()
+            ledger.misses.settle()
             await ledger.retries.run()
             if nvme.mounted:
                 await self._measure_space(nvme)

@@ -45,8 +45,8 @@ class NameGate(Protocol):
         """Know no directory any more."""
         ...
 
-    def absent_names(self) -> int:
-        """Lookups answered so far."""
+    def take_lookups(self) -> list[tuple[int, bytes, int]]:
+        """The lookups answered since the last call: directory, name, and time (monotonic ns)."""
         ...
 
 
@@ -64,7 +64,6 @@ class AbsentNames:
         self._scanning = 0  # the directory, or 0
         self._wanted: dict[int, None] = {}  # directories to scan, in order
         self._some_wanted = trio.Event()
-        self._seen = 0
 
     def start(self, gate: NameGate, virtual: Collection[bytes] = ()) -> None:
         """Let the gate answer from now on. virtual: names of virtual files."""
@@ -74,18 +73,18 @@ class AbsentNames:
 
     def stop(self) -> None:
         """Let the gate answer no more, for good."""
-        self.see()
         if self.gate is not None:
             self._forget()
             self.catalog.names_changed = lambda _names, _committed: None
             self.gate = None
 
-    def see(self) -> None:
-        """Count the lookups that the gate has answered."""
-        if self.gate is not None:
-            found = self.gate.absent_names()
-            self.counters["lookups_fast"] += found - self._seen
-            self._seen = found
+    def take_lookups(self) -> list[tuple[int, bytes, int]]:
+        """Take and count the lookups that the gate has answered, as `NameGate.take_lookups`."""
+        if self.gate is None:
+            return []
+        found = self.gate.take_lookups()
+        self.counters["lookups_fast"] += len(found)
+        return found
 
     def made(self, directory: int) -> None:
         """A directory was made in this step of the loop: it has no names."""

@@ -340,7 +340,7 @@ class FastOpens:
         ram = self.tiers.ram
         for opens in seen:
             inode = self.table.inode(opens.ino)
-            ram.hits += opens.first
+            ram.hits += opens.opens
             self.counters["opens_passthrough"] += opens.first
             self.counters["opens_fast"] += opens.opens
             if inode is None or not inode.links:
@@ -355,9 +355,11 @@ class FastOpens:
         space.opens_timed += opens.opens
         space.open_seconds += seconds
         self.latencies.open[ram.name].observe(seconds / opens.opens, opens.opens)
-        if not opens.first or not self.accounts.accounted(inode):
+        if not self.accounts.accounted(inode):
             return
-        self.namespaces.read(inode, ram, opens.first, seen=min(opens.first, SEEN_AT_ONCE))
+        self.namespaces.read(inode, ram, opens.opens, seen=min(opens.first, SEEN_AT_ONCE))
+        if not opens.first:
+            return
         self.accounts.touch(inode)
         self.opened(inode, opens.thread)
 

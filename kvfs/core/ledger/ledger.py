@@ -13,6 +13,7 @@ from kvfs.core.ledger.accounts import Accounts
 from kvfs.core.ledger.dirty import Dirty
 from kvfs.core.ledger.fast_opens import FastOpens
 from kvfs.core.ledger.latencies import Latencies
+from kvfs.core.ledger.misses import Misses
 from kvfs.core.ledger.open_table import OpenTable
 from kvfs.core.ledger.orphans import Orphans
 from kvfs.core.ledger.prefixes import Prefixes
@@ -32,6 +33,7 @@ COUNTERS = (  # they start at 0; SEMANTICS.md explains each
     "opens_fast",
     "lookups_fast",
     "misses",
+    "opens_unreadable",
     "created",
     "sealed",
     "settled",
@@ -84,6 +86,7 @@ class Ledger:
         self.records = Records(*(tiers, self.table, self.accounts, self.dirty, self.trash), suspect)
         self.verified = self.records.verified
         self.absent_names = AbsentNames(catalog, self.counters)
+        self.misses = Misses(catalog, self.namespaces, self.absent_names, self.counters)
         self.fast_opens = FastOpens(
             *(self.table, self.accounts, self.records, self.uses, self.latencies), self.counters
         )

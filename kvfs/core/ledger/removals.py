@@ -217,6 +217,8 @@ class Removals:
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
         self.namespaces.left(inode, f"dropped_{reason}")
+        if reason not in {"evicted", "incomplete"}:
+            self.namespaces.of(inode).went(inode)
 
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
         """Take an open object's copies out of the accounts; its record goes when it is closed."""

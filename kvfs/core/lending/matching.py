@@ -1,12 +1,12 @@
 """Matching: how many leading blocks of a prompt are cached without a gap, and in which tiers.
 
 Contract: `answer` looks at each block of the request, in slices of some 1 ms with a turn of the
-loop between them. A file that `Blocks` has is there. `Blocks` lacks a file that is being closed, or
-that the census has not reached: `answer` asks the catalog for it by name, some 20 us each. So an
-answer may be too short, but it is never too long for its moment. A file that is being written does
-not count. Raises StaleError for a directory that is no namespace of blocks. Not for the format of
-requests and answers (`kvfs.matching`). Not for blocks that other nodes have put into the bucket:
-lookups of names find these.
+loop between them. The first block that is not there counts as a miss. A file that `Blocks` has is
+there. `Blocks` lacks a file that is being closed, or that the census has not reached: `answer` asks
+the catalog for it by name, some 20 us each. So an answer may be too short, but it is never too long
+for its moment. A file that is being written does not count. Raises StaleError for a directory that
+is no namespace of blocks. Not for the format of requests and answers (`kvfs.matching`). Not for
+blocks that other nodes have put into the bucket: lookups of names find these.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from kvfs.core.lending.read_leases import of_blocks
 from kvfs.core.names.tree import Tree
 from kvfs.core.namespaces.blocks import ONE_FILE, Blocks, Sums, sums, tiers, value
 from kvfs.core.namespaces.namespace import Namespace
-from kvfs.layouts.prefix import NUMBER_MAX, file_number
+from kvfs.layouts.prefix import NUMBER_MAX, file_number, number
 from kvfs.matching import MatchAnswer, MatchRequest
 from kvfs.prefix import KEY_BYTES
 
@@ -63,6 +63,13 @@ class _MatchQuestion:
 
     async def answer(self) -> MatchAnswer:
         request = self.request
+        found = await self._answer(request)
+        if found.blocks < request.blocks:  # the first block that is not there is a miss
+            key = request.keys[KEY_BYTES * found.blocks : KEY_BYTES * (found.blocks + 1)]
+            self.ledger.misses.counted(self.space, number(key))
+        return found
+
+    async def _answer(self, request: MatchRequest) -> MatchAnswer:
         # The later keys need no such check: each key is made of the one before it.
         if not request.blocks or self._by_name(0, self.shards[0]) is None:
             return MatchAnswer(0, 0, 0, 0)
@@ -89,11 +96,11 @@ class _MatchQuestion:
         """The values of the files of each shard, up to the first file that is not there."""
         get, keys = self.blocks.value, self.request.keys
         some = keys[KEY_BYTES * start : KEY_BYTES * end]
-        numbers = [number & NUMBER_MAX for (number,) in iter_unpack(">Q8x", some)]
+        numbers = [key & NUMBER_MAX for (key,) in iter_unpack(">Q8x", some)]
         found = []
         for shard in self.shards:
-            files = [file_number(number, shard) for number in numbers] if shard else numbers
-            values = [get(number, 0) for number in files]
+            files = [file_number(key, shard) for key in numbers] if shard else numbers
+            values = [get(key, 0) for key in files]
             if values and min(values) < ONE_FILE:
                 values = await self._without_gap(values, start, shard)
             found.append(values)

@@ -350,7 +350,9 @@ class Tree:
                 self.ledger.dirty.on_new_name(inode, batch)
                 self._place_anew(inode, batch)
             batch.put(inode)
-        elif inode.ino in self.ledger.table.open:
+            return
+        batch.then(partial(self.namespaces.of(inode).went, inode))
+        if inode.ino in self.ledger.table.open:
             self.ledger.orphans.unlinked_open(inode, batch)
         elif not inode.is_file or self.ledger.tiers.can_open(inode):
             self.ledger.orphans.keep(inode, batch)
@@ -376,6 +378,8 @@ class Tree:
         if accounts.accounted(inode):
             batch.then(partial(accounts.dismiss, before))
             batch.then(partial(accounts.count_anew if old else accounts.enter, inode))
+            batch.then(partial(self.namespaces.of(before).went, before))
+            batch.then(partial(self.namespaces.of(inode).came, inode))
 
     def rmdir(self, parent: int, name: bytes) -> None:
         directory = self.directory(parent)

@@ -25,8 +25,9 @@ SECOND = 10**9
 ATIME_STEP = 60 * SECOND  # ns: how old a time of use may be before it is noted again
 USES_NOTED = 16  # at least so many notes in a lifetime that counts from the last use
 SMALLEST = 16  # entries
+FIRST = 512  # entries of a namespace without objects: the ghosts see all keys
 READ = {name: f"read_{name}" for name in MEDIA}  # by tier
-COUNTERS = (*READ.values(), "read_bytes", "written", "written_bytes", "misses")
+COUNTERS = (*READ.values(), "read_bytes", "written", "written_bytes", "misses", "opens_unreadable")
 
 
 class Limits:
@@ -81,12 +82,13 @@ class Namespace:
         self.too_large: set[int] = set()  # inodes that only RAM has: they are too large for NVMe
         self.limits = Limits(settings)
         self.opens = OpenOrder()
-        entries = max(SMALLEST, settings.quota_objects)  # until `resize_policies` has measured
+        entries = settings.quota_objects or FIRST  # until `resize_policies` has measured
         self.would_be = eviction.WhatIf(entries)
         self.choice = eviction.PolicySelector(entries)  # the policy by which objects go
         # The policy by which objects leave RAM. Without a lower tier it is the same one.
         self.ram_choice = eviction.PolicySelector(entries) if tiered else self.choice
         self._watch()
+        self._seeds: eviction.Seeds | None = eviction.Seeds()
         drops, moves = _policies(settings)
         self.ram_only = self._order(drops, self.ram_choice)
         self.ram_clean = self._order(moves, self.ram_choice)
@@ -168,8 +170,8 @@ class Namespace:
         if self.refused and self.refused.pop(inode.ino, None) is not None:
             self.ram_spare.discard(inode)
 
-    def see(self, inode: Inode) -> None:
-        """Show an open or a store to the policies and to the what-if of other capacities.
+    def stored(self, inode: Inode) -> None:
+        """Show a store to the policies and to the what-if of other capacities.
 
         If a block's name does not tell its predecessor, the opens of the calling process may.
         """
@@ -179,10 +181,11 @@ class Namespace:
                 if inode in order:
                     order.discard(inode)
                     order.touch(inode)
-        self.accesses.see(key_of(inode), inode.parent_key, self.parent)
+        self.accesses.stored(key_of(inode), inode.parent_key, self.parent)
 
     def describe(self) -> dict[str, Any]:
         """The contents and the results of its opens, for people, in bytes and counts."""
+        self.accesses.count()
         return {
             "settings": self.settings.to_text(),
             "bytes": self.bytes,
@@ -198,6 +201,26 @@ class Namespace:
             "capacity_objects": self.would_be.capacity,
             "hit_ratio_at": {f"{at:g}": share for at, share in self.would_be.answers().items()},
         }
+
+    def came(self, inode: Inode) -> None:
+        """Show the policies and the what-if an object that was stored by another name."""
+        self.accesses.stored(key_of(inode), inode.parent_key, self.parent)
+
+    def went(self, inode: Inode) -> None:
+        """Show the what-if that an object is gone, which a cache of any size would not have."""
+        self.would_be.forget(key_of(inode))
+
+    def met(self, inode: Inode) -> None:
+        """Note an object from before the daemon's start."""
+        if self._seeds is not None:
+            self._seeds.add(key_of(inode), inode.parent_key)
+
+    def all_met(self, tiers: list[Tier]) -> None:
+        """Have the what-if of other capacities know the objects from before the daemon's start."""
+        self.resize_policies(tiers)
+        if self._seeds is not None:
+            self._seeds.sow(self.would_be, self.parent)
+        self._seeds = None
 
     def parent(self, key: int) -> int:
         """The key of the block before a block in its prompt; 0: not known."""

@@ -202,11 +202,15 @@ class Namespaces:
         self._bring_opens, self._settings_change = bring_opens, settings_change
 
     def read(self, inode: Inode, tier: Tier | Bucket, times: int = 1, seen: int = 1) -> None:
-        """Note that an object was opened to read. seen: how many of the opens policies see."""
+        """Note that an object was opened to read. seen: how many of the opens policies see.
+
+        The others found it open, or came together with those.
+        """
         found = self.of(inode)
         counters = found.counters
         counters[READ[tier.name]] += times
         counters["read_bytes"] += times * inode.size
+        found.accesses.opened_again(times - seen)
         for _ in range(seen):
             self._lately.append((found, inode.key or inode.ino, inode.parent_key, inode.ino))
             if len(self._lately) == LATELY:
@@ -234,7 +238,7 @@ class Namespaces:
     def _show_noted(self) -> None:
         lately, self._lately = self._lately, []
         for space, key, parent, ino in lately:
-            space.accesses.see(key, parent, space.parent)
+            space.accesses.opened(key, parent, space.parent)
             self._hot.touch(ino)
 
     @property
@@ -257,7 +261,7 @@ class Namespaces:
         found = self.of(inode)
         found.counters["written"] += 1
         found.counters["written_bytes"] += inode.size
-        found.see(inode)
+        found.stored(inode)
         if self.access_log.on:
             self.access_log.written(inode)
         if self.shares is not None:

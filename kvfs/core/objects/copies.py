@@ -24,6 +24,7 @@ from kvfs.catalog import Inode
 from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.stream import Stream
+from kvfs.core.namespaces.order import key_of
 from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.scans import Scans
 from kvfs.errors import CatalogError, NotFoundError, StaleError, TierError
@@ -133,9 +134,11 @@ class Copies:
         raise NotFoundError(f"{self.catalog.named(inode.ino)}: no tier can produce its bytes")
 
     def missed(self, inode: Inode) -> None:
-        """Count a miss of the mount and of the object's namespace."""
-        self.ledger.counters["misses"] += 1
-        self.ledger.namespaces.of(inode).counters["misses"] += 1
+        """Count an open of an object whose bytes no tier can produce: a miss."""
+        space = self.ledger.namespaces.of(inode)
+        self.ledger.counters["opens_unreadable"] += 1
+        space.counters["opens_unreadable"] += 1
+        self.ledger.misses.counted(space, key_of(inode))
 
     def _current(self, inode: Inode) -> Inode | None:
         """Return the catalog's record of the inode; None if it is gone or has another version."""

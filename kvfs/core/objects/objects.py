@@ -244,9 +244,11 @@ class Objects:
         """Enter an object into the open table, and count the open."""
         inode, ledger = held.inode, self.ledger
         ledger.table.open[inode.ino] = held
+        if held.writable:
+            return
         where.hits += 1
         held.brought_from = where.name
-        if not held.writable and inode.links:
+        if inode.links:
             ledger.namespaces.read(inode, where)
             ledger.accounts.touch(inode)
             if where is not ledger.tiers.ram or ledger.tiers.bucket.mounted:

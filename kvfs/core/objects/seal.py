@@ -265,6 +265,7 @@ class Sealing:
         ledger.accounts.enter(inode)
         held.accounted = True
         ledger.table.unstage(held)  # or its namespace's quota would count it twice
+        ledger.misses.written(inode)
         ledger.namespaces.written(inode, held.charged)
         held.charged = 0
         if held.tier is ledger.tiers.nvme:

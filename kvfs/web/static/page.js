@@ -236,8 +236,8 @@ function showSpaces() {
     const cell = element("span");
     cell.append(name);
     if (one.problem) cell.append(element("div", "takes no new objects", "bad"));
-    return row([cell, size(one.bytes), String(one.objects), number(one.opens), percent(one.now), percent(one.ratio),
-      String(one.misses), percent(one.would_be["0.5"]), percent(one.would_be["2"]), percent(one.would_be["4"])], [2, 3, 6, 7, 8, 9]);
+    return row([cell, size(one.bytes), String(one.objects), number(one.opens), String(one.misses), percent(one.now), percent(one.ratio),
+      ...["1", "0.5", "2", "4"].map((times) => percent(one.would_be[times]))], [2, 3, 4, 7, 8, 9, 10]);
   }));
   if (focused !== undefined) {
     for (const name of $("spaces").querySelectorAll("button")) if (name.dataset.space === focused) name.focus();

@@ -1,0 +1,213 @@
+"""A lookup of an absent block is a miss, once; what makes a name is none. All views agree."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvfs.control import request
+from tests.conftest import Mount
+from tests.harness import KVFS, Mounted, wait_for
+from tests.mount.test_metrics import free_port, get, scrape, value
+
+OPTIONS = "ram=64M,nvme={tmp}/nvme,nvme_size=256M"
+NEAR = 0.02  # of an estimate: older accesses have less weight in it
+
+
+def counted(kv: Mounted, name: str, space: str = "engine") -> int:
+    found = next(one for one in kv.status()["namespaces"] if one["name"] == space)
+    return int(found["counters"].get(name, 0))
+
+
+def hits(kv: Mounted) -> int:
+    return counted(kv, "read_ram") + counted(kv, "read_nvme")
+
+
+def misses(kv: Mounted, expected: int) -> None:
+    """Lookups count once no create can follow them."""
+    wait_for(lambda: counted(kv, "misses") >= expected, f"{expected} misses")
+    assert counted(kv, "misses") == expected
+
+
+def closed(kv: Mounted) -> None:
+    wait_for(lambda: kv.status()["open_handles"] == 0, "nobody has a file open")
+
+
+def engine(kv: Mounted) -> Path:
+    """A namespace with room for so few objects that the what-if ratios need no sample."""
+    settings = {"quota_objects": "400"}
+    request(kv.path, "ns_create", name="engine", settings=settings, uid=0, gid=0)
+    return kv.path / "engine"
+
+
+def write_plain(path: Path) -> None:
+    path.write_bytes(b"content")
+
+
+def write_renamed(path: Path) -> None:
+    """As programs do that no layout knows."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(b"content")
+    part.rename(path)
+
+
+def write_as_sglang(path: Path) -> None:
+    part = path.with_name(f".{uuid.uuid4()}.tmp")
+    part.write_bytes(b"content")
+    part.rename(path)
+
+
+def write_with_directory(path: Path) -> None:
+    folder = path.with_name(path.name + "-of")
+    os.makedirs(folder, exist_ok=True)
+    (folder / "part").write_bytes(b"content")
+    (folder / "part").rename(path)
+
+
+def write_exclusively(path: Path) -> None:
+    with path.open("xb") as file:
+        file.write(b"content")
+
+
+def write_linked(path: Path) -> None:
+    first = path.with_name(path.name + ".first")
+    first.write_bytes(b"content")
+    path.hardlink_to(first)
+    first.unlink()
+
+
+WRITERS = [
+    *(write_plain, write_renamed, write_as_sglang, write_with_directory),
+    *(write_exclusively, write_linked),
+]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("fast", ["on", "off"])
+def test_known_hits_and_misses_read_back(
+    mount: Mount, write: Callable[[Path], None], fast: str
+) -> None:
+    seed = random.randrange(10**6)
+    print("seed", seed)
+    choose, port = random.Random(seed), free_port()
+    kv = mount(f"{OPTIONS},fast_open={fast},metrics={port}")
+    space = engine(kv)
+    found = missed = 0
+    for _ in range(600):
+        path = space / f"{choose.randrange(60):064x}_model_0_1.bin"
+        try:
+            assert path.read_bytes() == b"content"
+            found += 1
+        except FileNotFoundError:
+            missed += 1
+            write(path)
+    misses(kv, missed)
+    assert hits(kv) == found
+    ratio = found / (found + missed)
+    samples = scrape(port)
+    shown = sum(
+        value(samples, "kvfs_namespace_hits_total", namespace="engine", tier=tier)
+        for tier in ("ram", "nvme")
+    )
+    assert (shown, value(samples, "kvfs_namespace_misses_total", namespace="engine")) == (
+        found,
+        missed,
+    )
+    estimate = value(samples, "kvfs_namespace_hit_ratio", namespace="engine", times="1")
+    assert abs(estimate - ratio) <= NEAR
+
+
+def test_views_agree_with_the_access_log(mount: Mount, tmp_path: Path) -> None:
+    """Top, the page and the profile of a load of 2,037 hits and 37 misses."""
+    log, page = tmp_path / "access.log", free_port()
+    kv = mount(f"{OPTIONS},access_log={log},web={page}")
+    space, found = engine(kv), 0
+    for number in range(37):
+        path = space / f"{number:064x}_model_0_1.bin"
+        assert not path.exists()
+        write_as_sglang(path)
+    while found < 2037:
+        for path in sorted(space.iterdir())[: 2037 - found]:
+            path.read_bytes()
+            found += 1
+    misses(kv, 37)
+    wait_for(lambda: len(log.read_text().splitlines()) >= 2037 + 2 * 37, "all of it is written")
+    told = json.loads(subprocess.check_output([*KVFS, "profile", str(log), "--json"]))
+    told = told["namespaces"]["engine"]
+    assert (told["reads"], told["misses"], told["hit_ratio"]) == (2037, 37, 0.9822)
+
+    def shown() -> dict[str, Any]:
+        now = json.loads(get(f"http://127.0.0.1:{page}/api/now"))
+        found: dict[str, Any] = next(one for one in now["namespaces"] if one["name"] == "engine")
+        return found
+
+    wait_for(lambda: shown()["misses"] == 37, "the page has looked")
+    assert round(shown()["ratio"], 4) == 0.9822
+    assert abs(shown()["would_be"]["1"] - 0.9822) <= NEAR
+    top = subprocess.check_output(
+        [*KVFS, "top", str(kv.path), "--once"], text=True, env=os.environ | {"COLUMNS": "140"}
+    )
+    line = next(one for one in top.splitlines() if one.startswith("engine"))
+    assert re.search(r" 37 +- +98\.2% +98\.[0-9]%", line), top
+
+
+@pytest.mark.parametrize("fast", ["on", "off"])
+def test_what_is_no_block_is_no_miss(mount: Mount, fast: str) -> None:
+    kv = mount(f"{OPTIONS},fast_open={fast}")
+    space = engine(kv)
+    for name in (".git", ".hidden", f".{uuid.uuid4()}.tmp", ".match", ".kvfs"):
+        assert not (space / name).is_dir()
+    (space / "directory" / "below").mkdir(parents=True)
+    (space / "link").symlink_to("directory")
+    (space / "file").write_bytes(b"content")
+    (space / "file").rename(space / "other")
+    os.mkfifo(space / "fifo")
+    assert not (space / "missing").exists()
+    misses(kv, 1)
+
+
+@pytest.mark.parametrize("fast", ["on", "off"])
+def test_each_lookup_in_vain_counts(mount: Mount, fast: str) -> None:
+    kv = mount(f"{OPTIONS},fast_open={fast}")
+    space = engine(kv)
+    for number in range(3000):
+        assert not (space / f"{number % 1500}").exists()
+    misses(kv, 3000)
+    assert not (space / "directory" / "block").exists()
+    misses(kv, 3001)
+    wait_for(lambda: kv.status()["counters"]["misses"] == 3001, "the mount counts them as well")
+
+
+def test_each_open_counts_while_others_have_it_open(mount: Mount) -> None:
+    kv = mount(OPTIONS)
+    path = engine(kv) / "block"
+    path.write_bytes(b"content")
+    closed(kv)
+    with path.open("rb"), path.open("rb"), path.open("rb"):
+        assert hits(kv) == 3
+    assert sum(tier["hits"] for tier in kv.status()["tiers"].values()) == 3
+
+
+def test_what_if_knows_the_objects_of_the_mount_before(mount: Mount) -> None:
+    kv = mount(OPTIONS)
+    space = engine(kv)
+    for number in range(100):
+        (space / f"{number}").write_bytes(b"content")
+    kv.remount()
+    wait_for(lambda: kv.status()["census_done"], "all objects are counted")
+    for number in range(100):
+        (space / f"{number}").read_bytes()
+    for number in range(100, 120):
+        assert not (space / f"{number}").exists()
+    (space / "0").unlink()
+    assert not (space / "0").exists()
+    misses(kv, 21)
+    found = next(one for one in kv.status()["namespaces"] if one["name"] == "engine")
+    assert found["hit_ratio_at"]["1"] == pytest.approx(100 / 121, abs=NEAR)
