@@ -31,6 +31,9 @@ def wait_for(condition: Callable[[], Any], what: str, *, seconds: float = PATIEN
     return found
 
 
+REFUSED = re.compile("writers get (ENOSPC|EDQUOT)")
+
+
 class Mounted:
     """A kvfs that a test has mounted; only warnings named by `expect_log` may be in its log."""
 
@@ -130,13 +133,11 @@ class Mounted:
         self._allowed.append(re.compile(pattern))
 
     def check_log(self) -> None:
+        """Check that all warnings were expected. A program sees a refusal itself."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         loud = [line for line in lines if re.match(r"\S+ \S+ (WARNING|ERROR|CRITICAL)", line)]
-        surprising = [
-            line
-            for line in loud
-            if not any(pattern.search(line) for pattern in self._expected + self._allowed)
-        ]
+        allowed = [*self._expected, *self._allowed, REFUSED]
+        surprising = [line for line in loud if not any(one.search(line) for one in allowed)]
         assert not surprising, "\n".join(["unexpected in the log:", *surprising, *lines[-40:]])
         for pattern in self._expected:
             assert any(pattern.search(line) for line in loud), f"no {pattern.pattern!r} in the log"

@@ -88,6 +88,7 @@ static struct {
     uint64_t init_unique; /* of the INIT not yet answered, else 0 */
     uint64_t request;     /* unique of the last request that was read */
     uint32_t requester;   /* the thread whose request that is */
+    uint64_t inode;       /* and the inode that it is about */
     struct record *record;
 } session = {.device = -1};
 
@@ -209,6 +210,7 @@ static ssize_t receive(int fd, void *buffer, size_t length, void *userdata) {
     if (got < (ssize_t)sizeof *in) return got;
     session.request = in->unique;
     session.requester = in->pid;
+    session.inode = in->nodeid;
     if (gap.since) {
         gap.soon = (fast_open_wakes() >= 0 ? fast_open_came() / 1000 : microseconds()) - gap.since < SOON;
         gap.since = 0;
@@ -414,6 +416,12 @@ static PyObject *py_request(PyObject *self, PyObject *args) {
                          session.request & UNIQUE_RESEND ? Py_True : Py_False);
 }
 
+static PyObject *py_requested_inode(PyObject *self, PyObject *args) {
+    (void)self;
+    (void)args;
+    return PyLong_FromUnsignedLongLong(session.inode);
+}
+
 static PyObject *py_requester(PyObject *self, PyObject *args) {
     (void)self;
     (void)args;
@@ -612,6 +620,7 @@ static PyMethodDef methods[] = {
     {"attach", py_attach, METH_VARARGS, "attach(device, want_passthrough, session_file, takeover, want_fast_open)"},
     {"state", py_state, METH_NOARGS, "state() -> (INIT was answered, offered by the kernel, engaged)"},
     {"request", py_request, METH_NOARGS, "request() -> (number, resent) of the request just read"},
+    {"requested_inode", py_requested_inode, METH_NOARGS, "requested_inode() -> inode that the request just read is about"},
     {"requester", py_requester, METH_NOARGS, "requester() -> thread whose request was just read"},
     {"fill", py_fill, METH_VARARGS, "fill(request, fd, offset, length, nowait) -> whether an empty answer will have the bytes"},
     {"resends_over", py_resends_over, METH_NOARGS, "resends_over() -> all resent requests were read"},

@@ -30,6 +30,7 @@ from kvfs.catalog import Inode
 from kvfs.core.admin.lifecycle import PREFIX, WARM, Lifecycle
 from kvfs.core.bucket.listing.bucket_listing import BucketListing
 from kvfs.core.bucket.listing.remote_entries import is_stub
+from kvfs.core.capacity import free_space
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.names.attributes import Attributes
 from kvfs.core.names.renames import RENAME_EXCHANGE, Renames
@@ -63,7 +64,6 @@ Operation = Callable[P, Coroutine[Any, Any, R]]
 
 BLOCK = 4096  # f_bsize; LMCache divides by it, and turns O_DIRECT off for a larger one
 FIRST_ENTRIES, MORE_ENTRIES = 24, 128  # what a small readdir buffer takes, and then some
-INODES_MAX = 1 << 40
 TAKEOVER_STEP = 0.01  # s
 # s. The kernel's own check of permissions follows at once, and would ask for them again. What a
 # write changes it looks up anew in any case.
@@ -74,11 +74,13 @@ class FuseKernel(Backings, Table, Protocol):
     """The part of the kernel's interface that operations use.
 
     It registers backing files and slots, and describes the present request (`request`,
-    `requester`). It fills the answer to a READ, and tells the kernel of changed attributes.
+    `requester`, `requested_inode`). It fills the answer to a READ, and tells the kernel of changed
+    attributes.
     """
 
     def request(self) -> tuple[int, bool]: ...
     def requester(self) -> int: ...
+    def requested_inode(self) -> int: ...
     def changed(self, ino: int) -> None: ...
     def fill(self, request: int, fd: int, offset: int, length: int, *, nowait: bool) -> bool: ...
     def resends_over(self) -> bool: ...
@@ -662,17 +664,18 @@ class Operations(pyfuse3.Operations):
 
     @answering
     async def statfs(self, ctx: RequestContext) -> pyfuse3.StatvfsData:
-        """The room that a writer can count on.
-
-        Sealed files count as room, because kvfs may drop them.
-        """
+        """The room of a namespace: `kvfs.core.capacity.free_space`. pyfuse3 gives no inode."""
+        inode = self.ledger.table.inode(self.kernel.requested_inode())
+        namespaces = self.ledger.namespaces
+        space = namespaces.default if inode is None else namespaces.of(inode)
+        found = free_space.of_namespace(self.objects.creation.room, space)
         data = pyfuse3.StatvfsData()
-        capacity = sum(tier.configured_capacity for tier in self.ledger.tiers.local)
-        taken = sum(max(held.reserved, held.leaving) for held in self.ledger.table.staging.values())
         data.f_bsize = data.f_frsize = BLOCK
-        data.f_blocks = capacity // BLOCK
-        data.f_bfree = data.f_bavail = max(0, capacity - taken) // BLOCK
-        data.f_files = data.f_ffree = data.f_favail = INODES_MAX
+        data.f_blocks = found.size // BLOCK
+        data.f_bfree = (found.size - found.used) // BLOCK
+        data.f_bavail = found.available // BLOCK
+        data.f_files = found.files
+        data.f_ffree = data.f_favail = found.files_available
         data.f_namemax = 255
         return data
 

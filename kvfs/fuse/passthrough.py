@@ -192,6 +192,7 @@ class Passthrough:
     # as the kernel knows it. Valid only right before the handler's first await.
     request = staticmethod(_passthrough.request)
     requester = staticmethod(_passthrough.requester)
+    requested_inode = staticmethod(_passthrough.requested_inode)
     # Whether a request is there. May wait for some 30 us, if requests come one by one.
     readable = staticmethod(_passthrough.readable)
     # Whether the kernel has sent again all requests that the previous daemon left unanswered.

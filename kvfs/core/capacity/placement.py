@@ -14,6 +14,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.quota import AT_ONCE, Quota
+from kvfs.core.capacity.refusals import Refusals
 from kvfs.core.capacity.room import Room
 from kvfs.core.capacity.sizes import (
     UNKNOWN_SIZE,
@@ -44,6 +45,7 @@ class Placement:
         self.quota = quota
         self.backpressure = Backpressure(room.ledger.dirty)
         self.sizes = ExpectedSizes()
+        self.refusals = Refusals(room)
         self._logged: set[str] = set()
 
     def expect(self, directory: Inode, name: bytes) -> Expectation:
@@ -79,12 +81,19 @@ class Placement:
         """
         if not replaces and (room := self._choose_free(namespace, expected)) is not None:
             return room
+        if not any(map(namespace.takes, self.ledger.tiers.local)):
+            raise self._homeless(namespace)
         try:
             return await self._choose(namespace, expected, replaces)
-        except (QuotaError, NoSpaceError):
+        except (QuotaError, NoSpaceError) as error:
             if not await self.ledger.table.closed():
+                self.refusals.log_refusal(namespace, error)
                 raise
+        try:
             return await self._choose(namespace, expected, replaces)
+        except (QuotaError, NoSpaceError) as error:
+            self.refusals.log_refusal(namespace, error)
+            raise
 
     def _choose_free(self, namespace: Namespace, expected: Expectation) -> Reservation | None:
         """Reserve room in RAM if it is free there, and no quota or bucket has a say; else None.

@@ -74,6 +74,8 @@ class Namespace:
         self.doubled_bytes = self.doubled_objects = 0  # in RAM, and on NVMe as well
         self.held: Counter[str] = Counter()  # bytes by tier
         self.held_objects: Counter[str] = Counter()
+        self.kept_bytes: Counter[str] = Counter()  # of unevictable objects, by their lowest tier
+        self.kept_objects = 0  # unevictable objects
         self.models: Counter[int] = Counter()  # objects by number, see `Namespaces.models`
         self.model_bytes: Counter[int] = Counter()
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
@@ -287,6 +289,27 @@ class Namespace:
     def members_of(self, key: int) -> set[int]:
         """The inodes of a key's group that were used since the start."""
         return {ino for order in self.orders for ino in order.members(key)}
+
+    @property
+    def gives_nothing(self) -> bool:
+        """Whether kvfs evicts none of its objects."""
+        return self.settings.pin or self.settings.eviction == "never"
+
+    def held_in(self, tiers: Iterable[Tier]) -> int:
+        """Bytes of its copies in some tiers. A copy in RAM of what NVMe has as well is none."""
+        held = {
+            tier.name: self.held[tier.name] - (0 if tier.slow else self.doubled_bytes)
+            for tier in tiers
+        }
+        return max(0, sum(held.values()))
+
+    def kept(self, tiers: Iterable[Tier]) -> int:
+        """Bytes of these tiers that its objects keep, because kvfs evicts none of them."""
+        if self.settings.pin:  # in RAM as well, if NVMe has them
+            return sum(self.held[tier.name] for tier in tiers)
+        if self.gives_nothing:
+            return self.held_in(tiers)
+        return sum(self.kept_bytes[tier.name] for tier in tiers)
 
     def takes(self, tier: Tier | Bucket) -> bool:
         """Whether its objects may be in a tier."""

@@ -357,6 +357,10 @@ class Namespaces:
         for tier, bytes_ in costs.items():
             found.held[tier] += sign * bytes_
             found.held_objects[tier] += sign
+        if inode.unevictable:
+            lowest = list(costs)[-1]
+            found.kept_bytes[lowest] += sign * costs[lowest]
+            found.kept_objects += sign
         if len(costs) > 1:
             found.doubled_bytes += sign * cost
             found.doubled_objects += sign

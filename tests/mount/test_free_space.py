@@ -1,0 +1,179 @@
+"""The figures of df: the stored bytes, and the bytes that a writer then gets."""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from kvfs.control import request
+from tests.conftest import Mount
+from tests.harness import Mounted, wait_for
+
+MIB = 1 << 20
+BLOCK = 64 << 10
+BOTH = "ram=64M,nvme={tmp}/nvme,nvme_size=192M"
+WITHIN = 0.01  # of what a writer gets
+REFUSED = "writers get (ENOSPC|EDQUOT)"
+FULL = "nothing is demoted: the NVMe tier has no room"
+
+
+def namespace(kv: Mounted, name: str, **settings: str) -> Path:
+    request(kv.path, "ns_create", name=name, settings=settings, uid=0, gid=0)
+    return kv.path / name
+
+
+def write(folder: Path, count: int, size: int = BLOCK, prefix: str = "") -> int:
+    """Write so many blocks, or as many as there is room for. Return their bytes."""
+    for number in range(count):
+        try:
+            with open(folder / f"{prefix}{number:05}", "wb", buffering=0) as file:
+                file.write(b"x" * size)
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                return number * size
+            raise
+    return count * size
+
+
+def fill(folder: Path) -> int:
+    """Write blocks until the first that is refused. Return their bytes."""
+    return write(folder, 100_000, prefix="fill-")
+
+
+def free(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def used(path: Path) -> int:
+    found = os.statvfs(path)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def size(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_blocks * found.f_frsize
+
+
+def near(found: int, expected: int) -> bool:
+    return abs(found - expected) <= max(WITHIN * expected, 2 * BLOCK)
+
+
+def check_fill(kv: Mounted, folder: Path) -> int:
+    """A writer gets the bytes that df showed before."""
+    kv.idle()
+    shown = free(folder)
+    got = fill(folder)
+    assert near(shown, got), f"df showed {shown} and a writer got {got}"
+    return got
+
+
+def lines(kv: Mounted) -> list[str]:
+    return [line for line in kv.log.read_text().splitlines() if re.search(REFUSED, line)]
+
+
+@pytest.mark.parametrize("options", ["ram=64M", BOTH])
+def test_what_is_stored_is_used_and_evictable(mount: Mount, options: str) -> None:
+    kv = mount(options)
+    capacity = sum(tier["capacity_bytes"] for tier in kv.status()["tiers"].values())
+    before = free(kv.path)
+    assert (used(kv.path), size(kv.path)) == (0, capacity)
+    assert before == pytest.approx(capacity - 4 * MIB, abs=MIB), "RAM has a headroom"
+    write(kv.path, 300)
+    kv.idle()
+    assert used(kv.path) == 300 * BLOCK
+    assert free(kv.path) == before
+
+
+@pytest.mark.parametrize("options", ["ram=64M", BOTH])
+def test_a_mount_full_of_what_stays_has_no_room(mount: Mount, options: str) -> None:
+    """It refuses an empty file, and df says so."""
+    kv = mount(options)
+    kv.allow_log(FULL)
+    space = namespace(kv, "stays", eviction="never")
+    check_fill(kv, space)
+    kv.idle()
+    assert free(kv.path) < 2 * BLOCK
+    with pytest.raises(OSError, match="No space") as refused:
+        (space / "empty").touch()
+    assert refused.value.errno == errno.ENOSPC
+    assert used(kv.path) >= 0.98 * (size(kv.path) - 4 * MIB)
+    assert len(lines(kv)) == 1
+    assert re.search(r"namespace stays has \d+ bytes \(eviction=never\)", lines(kv)[0])
+
+
+def test_pinned_files_are_no_room(mount: Mount) -> None:
+    kv = mount(BOTH)
+    kv.allow_log(FULL)
+    space, before = namespace(kv, "mixed"), free(kv.path)
+    write(space, 1000)
+    kv.idle()
+    assert free(kv.path) == before
+    pinned = sorted(space.iterdir())
+    for count, path in enumerate(pinned, 1):
+        os.setxattr(path, "user.kvfs.pin", b"on")
+        assert count % 100 or near(free(kv.path), before - count * BLOCK)
+    check_fill(kv, namespace(kv, "stays", eviction="never"))
+    for path in pinned:
+        os.removexattr(path, "user.kvfs.pin")
+    assert near(free(space), 1000 * BLOCK)
+
+
+@pytest.mark.parametrize("options", ["ram=64M", BOTH])
+def test_a_pinned_namespace_gets_what_is_shown(mount: Mount, options: str) -> None:
+    """Its objects stay in RAM when NVMe has them as well."""
+    kv = mount(options)
+    kv.allow_log(FULL)
+    check_fill(kv, namespace(kv, "pinned", pin="on"))
+
+
+def test_a_namespace_with_a_quota_shows_its_quota(mount: Mount) -> None:
+    kv = mount(BOTH)
+    space = namespace(kv, "small", quota_hard="32M", eviction="never")
+    assert (size(space), used(space), free(space)) == (32 * MIB, 0, 32 * MIB)
+    assert size(kv.path) == 256 * MIB
+    check_fill(kv, space)
+    kv.idle()
+    assert free(space) < BLOCK
+    assert near(used(space), 32 * MIB)
+    assert free(kv.path) > 200 * MIB
+    assert re.search("writers get EDQUOT.*eviction=never; raise its quota", lines(kv)[0])
+    evictable = namespace(kv, "evictable", quota_hard="32M")
+    write(evictable, 1000)
+    kv.idle()
+    assert near(free(evictable), 32 * MIB)
+
+
+def test_a_quota_of_objects_is_one_of_files(mount: Mount) -> None:
+    kv = mount(BOTH)
+    space = namespace(kv, "few", quota_objects="100", eviction="never")
+    write(space, 40)
+    kv.idle()
+    found = os.statvfs(space)
+    assert (found.f_files, found.f_ffree) == (100, 60)
+    assert write(space, 100, prefix="more-") == 60 * BLOCK
+    kv.idle()
+    assert os.statvfs(space).f_ffree == 0
+
+
+def test_what_others_need_not_give_is_no_room(mount: Mount) -> None:
+    """A namespace that gives nothing gets room from others only until their shares are equal."""
+    kv = mount(BOTH)
+    kv.allow_log(FULL)
+    write(namespace(kv, "others"), 3800)
+    kv.idle()
+    space = namespace(kv, "stays", eviction="never")
+    share = free(space)
+    assert near(share, (256 - 4) * MIB // 2)
+    assert share * (1 - WITHIN) <= fill(space) <= share + 32 * MIB, "demotions make more room"
+
+
+def test_a_namespace_in_one_tier_shows_the_room_there(mount: Mount) -> None:
+    kv = mount(BOTH)
+    kv.allow_log(FULL)
+    check_fill(kv, namespace(kv, "fast", media="ram", eviction="never"))
+    assert free(kv.path) > 150 * MIB
+    check_fill(kv, namespace(kv, "slow", media="nvme", eviction="never"))
+    wait_for(lambda: free(kv.path) < 2 * BLOCK, "nothing is left")
