@@ -6,9 +6,11 @@ line, that it is ready, or the reason for its failure. Not for the later work of
 
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -22,6 +24,9 @@ from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.parsing import kinds_of, rows
 
 USAGE_ERROR = 2
+NOTICE_S = 1.0  # in which a daemon notices that it is unmounted
+EXIT_S = 60.0  # for a daemon that saves objects of RAM after that
+POLL_S = 0.1
 
 
 # In the order of a reader: the few that most mounts need come first.
@@ -95,14 +100,27 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
 
 
 def _check_ended(mountpoint: Path) -> None:
-    """Raises ConfigError if a mount that was detached still has a keeper, with the cure.
+    """Wait for the keeper of an unmounted kvfs, which may save objects yet.
 
-    Nothing is mounted there, so a keeper that answers is one of a detached mount.
+    Raises ConfigError with the cure if programs still have files open on a detached mount. Nothing
+    is mounted there, so a keeper that answers is one of a detached or an ended mount.
     """
-    try:
-        keeper = request_keeper(mountpoint, "status")["keeper_pid"]
-    except ControlError:
-        return
+    keeper, began = 0, time.monotonic()
+    while True:
+        try:
+            status = request_keeper(mountpoint, "status")
+        except ControlError:
+            _wait_for_end(keeper, EXIT_S)
+            return
+        keeper, waited = status["keeper_pid"], time.monotonic() - began
+        if waited > (EXIT_S if status.get("unmounted") else NOTICE_S):
+            break
+        _wait_for_end(keeper, POLL_S)
+    if status.get("unmounted"):
+        raise ConfigError(
+            f"{mountpoint} was unmounted, and its kvfs (process {keeper}) has not saved all "
+            f"objects of RAM in {EXIT_S:.0f} s: see the log, and mount again when it has ended"
+        )
     if stop := users.end_of_export(mountpoint):
         raise ConfigError(
             f"{mountpoint} was detached while it was exported, and its kvfs (process {keeper}) "
@@ -113,6 +131,20 @@ def _check_ended(mountpoint: Path) -> None:
         "are closed and saved: mount again after that. Files of detached mounts are open in "
         f"{users.of_detached()}"
     )
+
+
+def _wait_for_end(pid: int, seconds: float) -> None:
+    """Wait at most so long for the end of a process, if there is one."""
+    if not pid:
+        return
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        select.select([process], [], [], seconds)
+    finally:
+        os.close(process)
 
 
 def _become_keeper(config: Config) -> NoReturn:

@@ -1,12 +1,14 @@
 """Names the users of a mount for a message: from /proc of other processes, and from exports.
 
 Contract: it only reads links and follows no path, because that would ask the daemon, or hang. It
-does not find a process that is not visible from here. Not for ending a process.
+does not find a process that is not visible from here. It names no process of any kvfs: these have
+files open on private mounts. Not for ending a process.
 """
 
 import os
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from kvfs.nfs.servers import Ganesha, KernelNfsServer
@@ -44,11 +46,29 @@ def of_detached() -> str:
 
 def _names(wanted: Callable[[Path], bool]) -> Iterator[str]:
     for process in PROC.glob("[0-9]*"):
-        if wanted(process):
+        if wanted(process) and not _is_kvfs(process):
             try:
                 yield f"{(process / 'comm').read_text().strip()} ({process.name})"
             except OSError:  # it has ended meanwhile
                 continue
+
+
+def _is_kvfs(process: Path) -> bool:
+    """Whether a process is a keeper or a daemon, or a mover in the session of its daemon."""
+    try:
+        # proc(5): the session is the fourth field after the name, which may have any bytes.
+        session = (process / "stat").read_bytes().rpartition(b")")[2].split()[3]
+    except (OSError, IndexError):  # it ended meanwhile
+        return False
+    return any(map(_runs_kvfs, (process, PROC / session.decode())))
+
+
+def _runs_kvfs(process: Path) -> bool:
+    try:
+        words = (process / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(one == b"-m" and of.startswith(b"kvfs.") for one, of in pairwise(words))
 
 
 def _has_detached(process: Path) -> bool:

@@ -290,6 +290,8 @@ class Mount:
             if self.session.stopped:
                 self._leave()
             log.info("%s: unmounted", self.config.mountpoint)
+            with suppress(Closed, BlockingIOError):
+                self.keeper.send("unmounted")
             self.dispatcher.end_ahead()
             if self.dispatcher.hydration is not None:
                 self.dispatcher.hydration.stop()

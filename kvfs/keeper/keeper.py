@@ -324,6 +324,7 @@ class Keeper:
             "standby_pid": self.standby.pid if self.standby else 0,
             "standby_loaded": self.standby is not None and "loaded" in self.standby.last_messages,
             "takeovers": self.takeovers,
+            "unmounted": self.daemon is not None and "unmounted" in self.daemon.last_messages,
         }
 
     def _upgrade(self, command: list[str], config: dict[str, Any]) -> dict[str, Any]:
