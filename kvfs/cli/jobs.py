@@ -155,19 +155,19 @@ def evict_command(
         raise ConfigError("--to nvme loses nothing: give --drop with --to s3, or alone")
     jobs = StartedJobs.start(paths, "evict", to=to or "", drop=drop, dry=dry_run)
     found = jobs.counted("evicting")
-    give(found, lambda _: click.echo(_evicted(found, dry=dry_run)), as_json=as_json)
+    give(found, lambda _: click.echo(_evicted(found, drop=drop, dry=dry_run)), as_json=as_json)
     if found["refused"]:
         why = _reasons(Counter(found["why"]).most_common())
         raise KvfsError(f"{found['refused']} of {found['files']} files stay: {why}")
 
 
-def _evicted(found: JobProgress, *, dry: bool) -> str:
+def _evicted(found: JobProgress, *, drop: bool, dry: bool) -> str:
     files, dropped, to = found["files"], found["dropped"], found["to"]
     went, lost, free = ("would go", "would be", "would be") if dry else ("have gone", "are", "are")
     parts = [f"{found['evicted']} of {files} files {went} to {to}"]
-    if dropped and found["evicted"]:
+    if drop and found["evicted"]:
         parts.append(f"{dropped} {lost} dropped")
-    elif dropped:
+    elif drop:  # perhaps the mount has no bucket
         parts = [f"{dropped} of {files} files {lost} dropped"]
     where = "in memory" if to == "nvme" else "in local tiers"
     return f"{', '.join(parts)}; {human(found['freed_bytes'])} {free} free {where}"

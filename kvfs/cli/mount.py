@@ -27,6 +27,7 @@ USAGE_ERROR = 2
 NOTICE_S = 1.0  # in which a daemon notices that it is unmounted
 EXIT_S = 60.0  # for a daemon that saves objects of RAM after that
 POLL_S = 0.1
+TMPFS = 0x01021994  # f_type of statfs(2): linux/magic.h
 
 
 # In the order of a reader: the few that most mounts need come first.
@@ -95,6 +96,12 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     if fresh:  # a mistyped name looks like this
         click.echo(
             f"kvfs: nvme={fresh} did not exist: the mount has made it, and it is empty", err=True
+        )
+    if config.nvme is not None and runtime.filesystem_magic(config.nvme) == TMPFS:
+        click.echo(
+            f"kvfs: nvme={printable(config.nvme)} is on a tmpfs, which is memory: a reboot loses "
+            "it; give a directory of a disk",
+            err=True,
         )
     click.echo(_what_is_on(mountpoint))
 

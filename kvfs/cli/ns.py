@@ -32,6 +32,7 @@ from kvfs.settings import Settings
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODELS_SHOWN = 10  # rows
+NOTED = {"compression", "media", "quota_hard", "quota_soft"}  # settings with notes
 # Columns of estimated hit ratios, and the multiple of today's room that each is for.
 TIMES = {"at x1": "1", "x0.5": "0.5", "x2": "2", "x4": "4"}
 STEP = 0.1  # s between two looks at the rest of a dropped namespace
@@ -127,8 +128,11 @@ def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -
 
 def configuration(namespace: Named, connector: str, settings: Settings) -> str:
     """Return the configuration to paste into the engine. Raises ConfigError."""
-    mountpoint, quota = str(namespace.mountpoint), settings.quota_hard or None
-    return profiles.configuration(connector, mountpoint, namespace.name, quota).rstrip("\n")
+    mountpoint, quota = namespace.mountpoint, settings.quota_hard or None
+    mount = os.statvfs(mountpoint)
+    room = mount.f_blocks * mount.f_frsize
+    found = profiles.configuration(connector, str(mountpoint), namespace.name, quota, room)
+    return found.rstrip("\n")
 
 
 @command.command(name="set")
@@ -141,7 +145,7 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
     """
     texts = assignments(settings, "setting")
     answer = namespace.ask("ns_set", settings=texts)
-    if "compression" in texts:
+    if texts.keys() & NOTED:
         _say_note(namespace, answer)
 
 

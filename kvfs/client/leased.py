@@ -125,8 +125,10 @@ class LeasedReader(_Leased):
 
         mapped: `read` maps the block. Nothing is opened afterwards.
         """
+        gone = False
 
         def one(at: int) -> bool:
+            nonlocal gone
             try:
                 fd = self.open(at)
                 try:
@@ -135,7 +137,7 @@ class LeasedReader(_Leased):
                     os.close(fd)
             except OSError as error:
                 if error.errno in _GONE:
-                    stats.add(blocks_vanished=1)
+                    gone = True
                     log.debug("%s is gone: %s", self.path(at), error)
                 else:
                     stats.add(load_errors=1)
@@ -148,7 +150,7 @@ class LeasedReader(_Leased):
             count = threads.leading(len(self), one)
         finally:
             self.end()
-        stats.add(**{counted: count})
+        stats.add(**{counted: count, "blocks_absent": len(self) - count if gone else 0})
         return count
 
     def begin(self, *, mapped: bool) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 class Stats:
     """Blocks loaded, saved and prefetched; and the failures, which no call raises.
 
-    - blocks_vanished: matched, and gone or of another size when they were opened.
+    - blocks_absent: given to load, and not loaded, because they or one before them were not cached.
     - load_errors, save_errors: OSErrors of single blocks.
     - blocks_present: given to save, and cached already.
     - blocks_unsaved: given to save, and not cached for an error of this block or of one before it.
@@ -19,7 +19,7 @@ class Stats:
 
     blocks_loaded: int = 0
     blocks_prefetched: int = 0
-    blocks_vanished: int = 0
+    blocks_absent: int = 0
     load_errors: int = 0
     blocks_saved: int = 0
     blocks_present: int = 0

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import pwd
 import socket
 import time
 from pathlib import Path
@@ -49,6 +51,11 @@ def _advice(mountpoint: Path, error: OSError) -> str:
     mount = runtime.mount_at(mountpoint)
     if mount is None or mount.fstype != runtime.FSTYPE:
         return "give a mount point of kvfs"
+    user = mount.owner.removeprefix("user_id=")
+    if user.isdecimal() and int(user) != os.geteuid():
+        if user == "0":
+            return "it was mounted by root: use sudo"
+        return f"it was mounted by {_user(int(user))}: run this as that user, or with sudo"
     if not isinstance(error, FileNotFoundError):
         return f"if its daemon has died: kvfs umount {mountpoint}"
     return (
@@ -56,6 +63,13 @@ def _advice(mountpoint: Path, error: OSError) -> str:
         f"({mount.owner}) in the same container. If that fails, its daemon is dead, or its sockets "
         f"were deleted: kvfs umount {mountpoint}"
     )
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"uid {uid}"
 
 
 def request_keeper(

@@ -53,14 +53,21 @@ def settings(name: str) -> dict[str, str]:
     return dict(_profile(name).settings)
 
 
-def configuration(name: str, mountpoint: str, namespace: str, capacity_bytes: int | None) -> str:
+def configuration(
+    name: str,
+    mountpoint: str,
+    namespace: str,
+    capacity_bytes: int | None,
+    mount_bytes: int | None = None,
+) -> str:
     """Return the engine's configuration, with the reasons of the settings above it.
 
-    `capacity_bytes` is the namespace's hard quota; engines that count by themselves get less.
-    Raises ConfigError for an unknown connector, and for a path that an engine could not read.
+    `capacity_bytes` is the namespace's hard quota, `mount_bytes` the size of the mount, if they are
+    known. Engines that count by themselves get less. Raises ConfigError for an unknown connector,
+    and for a path that an engine could not read.
     """
     profile = _profile(name)
-    place = NamespacePath.of(mountpoint, namespace, capacity_bytes)
+    place = NamespacePath.of(mountpoint, namespace, capacity_bytes, mount_bytes)
     reasons = [
         f"# {setting}={profile.settings[setting]}: {why}\n" for setting, why in profile.why.items()
     ]

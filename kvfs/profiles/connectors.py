@@ -33,10 +33,15 @@ def _gib(size: int) -> str:
 
 
 def _lmcache_local_disk(place: NamespacePath) -> str:
-    if place.capacity is None:
+    if place.room is None:
         size = "100  # GiB; give less than the room that kvfs has for it"
     else:
-        size = f"{_gib(place.share(0))}  # GiB; 90 % of the namespace's quota"
+        whole = (
+            "the mount; give less if others use it"
+            if place.capacity is None
+            else "the namespace's quota"
+        )
+        size = f"{_gib(place.share(0))}  # GiB; 90 % of {whole}"
     return f"""\
 # LMCache: the file of LMCACHE_CONFIG_FILE. LMCache does not find the files of an earlier process:
 # empty the directory before each start.

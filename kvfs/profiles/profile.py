@@ -31,13 +31,19 @@ _REFUSED = frozenset(",?#")
 
 @dataclass(frozen=True, slots=True)
 class NamespacePath:
-    """The directory of a namespace. `capacity` is in bytes, None where it has no quota."""
+    """The directory of a namespace. `capacity` is in bytes, None where it has no quota.
+
+    `room` is the capacity, else the size of the mount if it is known.
+    """
 
     path: str
     capacity: int | None
+    room: int | None
 
     @classmethod
-    def of(cls, mountpoint: str, namespace: str, capacity: int | None) -> "NamespacePath":
+    def of(
+        cls, mountpoint: str, namespace: str, capacity: int | None, mount: int | None = None
+    ) -> "NamespacePath":
         """Return the path. ConfigError: no engine's configuration can express the path or quota."""
         path = os.path.join(mountpoint, namespace)
         if not os.path.isabs(mountpoint):
@@ -54,11 +60,11 @@ class NamespacePath:
                 f"quota_hard={format_size(capacity)} of namespace {namespace!r}: expected at least "
                 f"{format_size(_SMALLEST)} for an engine's cache"
             )
-        return cls(path, capacity)
+        return cls(path, capacity, mount if capacity is None else capacity)
 
     def share(self, otherwise: int) -> int:
-        """Return the bytes that a self-counting engine may fill, `otherwise` without a quota."""
-        return otherwise if self.capacity is None else int(self.capacity * _SHARE)
+        """Return the bytes that a self-counting engine may fill; `otherwise`: not known."""
+        return otherwise if self.room is None else int(self.room * _SHARE)
 
 
 class ConnectorProfile(NamedTuple):

@@ -124,7 +124,7 @@ def test_load_ends_before_a_missing_block(cache: PrefixCache) -> None:
     for loaded in (cache.load(TOKENS, torch.empty_like(GIVEN)), cache.load(TOKENS, mode="mmap")):
         assert loaded.blocks == 6
         assert torch.equal(stacked(loaded.tensors)[:6], GIVEN[:6])
-    assert cache.stats.blocks_vanished == 2
+    assert cache.stats.blocks_absent == 2 * 4
     assert cache.stats.load_errors == 0
     assert cache.match(TOKENS).blocks == 6
     assert cache.save(TOKENS, GIVEN) == 10

@@ -121,7 +121,8 @@ def test_a_read_that_fails(
         out = torch.zeros_like(GIVEN)
         assert cache.load(TOKENS, out).blocks == 4
         assert torch.equal(out[:4], GIVEN[:4])
-        assert cache.stats.load_errors + cache.stats.blocks_vanished == 1
+        stats = cache.stats
+        assert (stats.load_errors, stats.blocks_absent) in {(1, 0), (0, 6)}
         assert bool(caplog.records) == (code == errno.EIO), "what has gone is no news"
         assert cache.load(TOKENS, out).blocks == 10
 

@@ -54,7 +54,7 @@ def test_a_model_answers_from_the_cache_as_without_it(
     gone = client(*run, "--vanish", "2")
     assert answers(gone) == answers(plain)
     assert gone["asked"]
-    assert gone["stats"]["blocks_vanished"] > 0
+    assert gone["stats"]["blocks_absent"] > 0
 
 
 def test_every_rank_has_the_bytes_that_it_saved(mounted: Mounted, client: Client) -> None:
@@ -71,7 +71,7 @@ def test_every_rank_has_the_bytes_that_it_saved(mounted: Mounted, client: Client
             assert stats["load_errors"] == stats["save_errors"] == 0, name
     assert preempted > 0
     _, lossy = found["variants"]["two ranks that lose blocks"]["second"]["stats"]
-    assert lossy["blocks_vanished"] > 0
+    assert lossy["blocks_absent"] > 0
     saving, other = found["variants"]["MLA, one copy for two ranks"]["first"]["stats"]
     assert saving["blocks_saved"] > other["blocks_saved"] == 0
     assert found["local"][1] == 128, "the rest of a block whose beginning vLLM had"

@@ -20,6 +20,7 @@ from kvfs.core.namespaces.order import Order, key_of
 from kvfs.fairness.token_bucket import LATE, TokenBucket
 from kvfs.settings import MEDIA, Settings
 from kvfs.tiers import Bucket, Tier
+from kvfs.units import format_size
 
 SECOND = 10**9
 ATIME_STEP = 60 * SECOND  # ns: how old a time of use may be before it is noted again
@@ -332,7 +333,23 @@ class Namespace:
         )
 
     def note(self, tiers: Iterable[Tier]) -> str:
-        """A note for people on compressed copies on NVMe; "" if the namespace has none."""
+        """Notes for people on settings that do less than they say; "" if there are none."""
+        tiers = list(tiers)
+        return "; ".join(filter(None, (self._note_quota(tiers), self._note_compression(tiers))))
+
+    def _note_quota(self, tiers: list[Tier]) -> str:
+        room = sum(tier.configured_capacity for tier in tiers if self.takes(tier))
+        return "; ".join(
+            f"{name}={format_size(quota)} is more than its tiers have, {format_size(room)}: they "
+            "are full before"
+            for name, quota in (
+                ("quota_hard", self.settings.quota_hard),
+                ("quota_soft", self.settings.quota_soft),
+            )
+            if quota > room
+        )
+
+    def _note_compression(self, tiers: list[Tier]) -> str:
         if self.settings.compression != "nvme":
             return ""
         missing = {"ram", "nvme"} - {tier.name for tier in tiers if self.takes(tier)}
