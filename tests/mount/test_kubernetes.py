@@ -72,11 +72,32 @@ def test_helm_finds_no_fault() -> None:
     assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
 
 
-@pytest.mark.parametrize("value", ["nvme.hostPath=data", "rma=64G", "s3.url=http://bucket"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("nvme.hostPath=data", "rma=64G", "s3.url=http://bucket", "ram=64Q", "ram=much"),
+        "nvme.size=5X",
+    ],
+)
 def test_values_that_make_no_sense_are_refused(value: str) -> None:
     done = helm("template", "a", CHART, "--set", value, check=False)
     assert done.returncode != 0
     assert "values don't meet the specifications of the schema" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ram", "limit", "fits"),
+    [
+        *(("64G", "18Gi", False), ("16G", "16Gi", False), ("16G", "17G", False)),
+        *(("16G", "17.5G", True), ("16GiB", "18Gi", True), ("512M", "1Gi", True)),
+        *(("17179869184", "18Gi", True), ("19327352832", "18Gi", False), ("1T", "2Ti", True)),
+    ],
+)
+def test_ram_is_less_than_the_memory_of_the_pod(ram: str, limit: str, fits: bool) -> None:  # noqa: FBT001
+    told = ["--set", f"ram={ram}", "--set", f"resources.limits.memory={limit}"]
+    done = helm("template", "a", CHART, *told, check=False)
+    assert (done.returncode == 0) is fits, done.stderr
+    assert fits or f"resources.limits.memory={limit}: the RAM tier is memory" in done.stderr
 
 
 @pytest.mark.parametrize("values", [MINIMAL, EVERYTHING], ids=["minimal", "everything"])

@@ -98,6 +98,11 @@ def test_the_page_shows_a_mount_in_a_browser(mount: Mount, port: int) -> None:
         press(driver, "#objects button", f"engine/{SEEN}")
         shows(driver, "#life", "200000 bytes")
         shows(driver, "#life", SEEN)
+        on_screen = (
+            "const box = document.getElementById('life').getBoundingClientRect();"
+            "return box.top >= 0 && box.top < window.innerHeight"
+        )
+        wait_for(lambda: driver.execute_script(on_screen), "the click shows what it has changed")
 
         Select(driver.find_element(By.ID, "sort")).select_by_value("name")
         press(driver, "#spaces button", "engine")

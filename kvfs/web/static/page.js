@@ -258,7 +258,7 @@ async function showObjects() {
   state.asked = Date.now();
   const found = await ask(`/api/objects?order=${state.order}`);
   $("objects").tBodies[0].replaceChildren(...found.objects.map((one) =>
-    row([link(one.path, () => { $("path").value = seen(one.path); showLife(one.path); }), size(one.size), String(one.opens),
+    row([link(one.path, () => showBelow(one.path)), size(one.size), String(one.opens),
       one.tiers.join(" + "), one.dirty ? "yes" : ""], [3, 4])));
   const age = found.age_s === null ? "kvfs collects the objects." : found.order === "hot"
     ? "The objects with the most recent opens; kvfs halves the counts every 10 minutes." : `State of ${span(found.age_s)} ago.`;
@@ -305,6 +305,12 @@ async function showLife(path) {
     $("life").replaceChildren();
     $("life-problem").textContent = why[error.message] || "The daemon does not answer at the moment.";
   }
+}
+
+async function showBelow(path) {
+  $("path").value = seen(path);
+  await showLife(path);
+  $("h-life").scrollIntoView();  // it may be below the screen
 }
 
 // All of it, again and again

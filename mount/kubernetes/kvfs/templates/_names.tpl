@@ -22,6 +22,29 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.mount.directory }}/{{ .Values.mount.name }}
 {{- end }}
 
+{{/* MiB of a size. kvfs's G is 2^30 bytes, as is Gi of Kubernetes; G of Kubernetes is 10^9. */}}
+{{- define "kvfs.mebibytes" -}}
+{{- $text := toString .size }}
+{{- $number := regexFind "^[0-9.]+" $text | float64 }}
+{{- $unit := regexFind "[KMGTPkmgtp]" $text | upper }}
+{{- $powers := dict "" 0 "K" 1 "M" 2 "G" 3 "T" 4 "P" 5 }}
+{{- $base := ternary 1024.0 1000.0 (or .binary (contains "i" $text)) }}
+{{- range until (int (get $powers $unit)) }}{{ $number = mulf $number $base }}{{ end }}
+{{- divf $number 1048576.0 | floor }}
+{{- end }}
+
+{{/* Fails if the pod would be killed when its RAM tier is full. */}}
+{{- define "kvfs.checkMemory" -}}
+{{- $limit := dig "limits" "memory" "" .Values.resources }}
+{{- if $limit }}
+{{- $ram := include "kvfs.mebibytes" (dict "size" .Values.ram "binary" true) | float64 }}
+{{- $most := include "kvfs.mebibytes" (dict "size" $limit "binary" false) | float64 }}
+{{- if ge $ram $most }}
+{{- fail (printf "ram=%v with resources.limits.memory=%v: the RAM tier is memory of the pod, which would be killed; expected a limit of 2 GiB more than ram" .Values.ram $limit) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What stands behind `kvfs mount -o`. allow_other: applications are other users. */}}
 {{- define "kvfs.options" -}}
 {{- $found := list "allow_other" "noatime" (printf "ram=%v" .Values.ram) (printf "metrics=0.0.0.0:%d" (int .Values.metrics.port)) }}
