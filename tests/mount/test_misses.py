@@ -171,6 +171,9 @@ def test_what_is_no_block_is_no_miss(mount: Mount, fast: str) -> None:
     os.mkfifo(space / "fifo")
     assert not (space / "missing").exists()
     misses(kv, 1)
+    run = [*KVFS, "ns", "create", str(kv.path / "made")]  # which looks whether it is there
+    subprocess.run(run, check=True, capture_output=True)
+    assert counted(kv, "misses", ".") == 0
 
 
 @pytest.mark.parametrize("fast", ["on", "off"])

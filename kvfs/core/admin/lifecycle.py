@@ -134,6 +134,7 @@ class Lifecycle:
                 raise
             settings = self._valid(self._new(name, texts))
             mode = stat.S_IFDIR | 0o755
+            self.tree.ledger.misses.named(ROOT_INO, raw, as_directory=True)
             directory = self.tree.make(ROOT_INO, raw, mode, uid, gid, settings=settings)
             return self.namespaces.of(directory)
         settings = self._valid(Settings.parse(texts))
