@@ -6,10 +6,12 @@ commands decide nothing themselves: they ask the daemon, or start it.
 """
 
 import contextlib
+import difflib
 import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +20,16 @@ import click
 from kvfs import __version__, runtime
 from kvfs.errors import ConfigError, KvfsError
 
-COMMANDS = (
-    *("mount", "umount", "status", "stat", "match", "du", "top", "flush", "import", "warm"),
-    *("evict", "pin", "set", "ns", "connect", "export", "upgrade", "fsck", "gc", "doctor"),
-    *("bench", "profile", "simulate", "replay"),
-)
+# In the order of the help.
+GROUPS = {
+    "Mounts": ("mount", "umount", "mounts", "set", "upgrade", "export", "connect"),
+    "Looking": ("status", "top", "stat", "du", "match", "bench", "profile"),
+    "Objects and namespaces": ("ns", "pin", "warm", "evict", "import", "flush"),
+    "Check and repair": ("doctor", "fsck", "gc"),
+    "Sizing": ("simulate", "replay"),
+    "Other": ("version",),
+}
+COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
 # A module with several commands has NAME_command in it; a single command is called `command`.
 _HOMES = {
     **dict.fromkeys(("evict", "flush", "import", "pin", "warm"), "jobs"),
@@ -99,6 +106,26 @@ class Commands(Group):
         command: click.Command = getattr(module, f"{cmd_name}_command" if home else "command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. An unknown name gets the nearest ones as a suggestion."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], COMMANDS)
+            cure = f"did you mean {' or '.join(near)}?" if near else "see kvfs --help"
+            raise BadInput(f"no such command {args[0]!r}: {cure}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in groups."""
+        for title, names in GROUPS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            width = formatter.width - 6 - max(map(len, COMMANDS))
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, one.get_short_help_str(width)) for name, one in found if one]
+                )
+
 
 def _canonical(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     if not value:  # an unset variable in a script; it would mean the current directory
@@ -106,8 +133,32 @@ def _canonical(_ctx: click.Context, _param: click.Parameter, value: str) -> Path
     return runtime.canonical(value)
 
 
+def _mounted(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Path:
+    """The mount point that a path is on; without a path that of the only kvfs."""
+    if value is not None:
+        path = _canonical(_ctx, _param, value)
+        around = None if runtime.mount_at(path) else runtime.kvfs_holding(path)
+        return path if around is None else Path(around.path)
+    found = kvfs_mounts()
+    if len(found) != 1:
+        raise click.BadParameter(
+            f"{len(found)} kvfs are mounted: give one of {', '.join(found)}"
+            if found
+            else "no kvfs is mounted: run kvfs mount first"
+        )
+    return Path(found[0])
+
+
 mountpoint_argument = click.argument(
     "mountpoint", metavar="MOUNTPOINT", type=click.UNPROCESSED, callback=_canonical
+)
+# Of commands that ask a mount: any path on it will do.
+mounted_argument = click.argument(
+    "mountpoint",
+    metavar="[MOUNTPOINT]",
+    type=click.UNPROCESSED,
+    required=False,
+    callback=_mounted,
 )
 target_argument = click.argument(
     "target", metavar="TARGET", type=click.UNPROCESSED, callback=_canonical

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import runtime
-from kvfs.cli import engine_loop, give, human, json_option, mountpoint_argument
+from kvfs.cli import engine_loop, give, human, json_option, mounted_argument
 from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError, KvfsError
@@ -70,7 +70,7 @@ class Side:
 
 
 @click.command
-@mountpoint_argument
+@mounted_argument
 @click.option(
     "--against",
     type=click.Path(path_type=Path),

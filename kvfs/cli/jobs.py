@@ -17,7 +17,15 @@ import click
 from rich.progress import Progress
 
 from kvfs import runtime
-from kvfs.cli import give, human, json_option, mountpoint_argument, on_mount, printable
+from kvfs.cli import (
+    give,
+    human,
+    json_option,
+    mounted_argument,
+    mountpoint_argument,
+    on_mount,
+    printable,
+)
 from kvfs.cli.screen import counting, moving, progress
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -279,7 +287,7 @@ def _below(mountpoint: Path, path: str) -> str:
 
 
 @click.command
-@mountpoint_argument
+@mounted_argument
 @click.option("--wait", is_flag=True, help="Return when the bucket has all objects.")
 def flush_command(mountpoint: Path, *, wait: bool) -> None:
     """Upload at once all objects that the bucket lacks."""

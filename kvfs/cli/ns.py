@@ -1,6 +1,7 @@
 """`kvfs ns`: make, change, show, list and drop namespaces, the top-level directories of a mount."""
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,7 @@ from kvfs.cli import (
     human,
     json_option,
     kvfs_mounts,
-    mountpoint_argument,
+    mounted_argument,
     printable,
 )
 from kvfs.cli.screen import line, pairs, progress, screen, table
@@ -230,7 +231,7 @@ def say_misfits(namespace: Named, connector: str, told: dict[str, str]) -> None:
 
 
 @command.command(name="list")
-@mountpoint_argument
+@mounted_argument
 @json_option
 def list_(mountpoint: Path, *, as_json: bool) -> None:
     """List the namespaces of the mount, and the rest of dropped ones."""
@@ -297,8 +298,13 @@ def problems(namespaces: list[dict[str, Any]]) -> list[Text]:
 @command.command()
 @namespace_argument
 @click.option("--wait", is_flag=True, help="Return when its space is free.")
-def drop(namespace: Named, *, wait: bool) -> None:
+@click.option("-y", "--yes", is_flag=True, help="Do not ask, on a terminal either.")
+def drop(namespace: Named, *, wait: bool, yes: bool) -> None:
     """Drop NAMESPACE with all its objects. Its space becomes free in the background."""
+    if not yes and sys.stdin.isatty():
+        found = namespace.ask("ns_show")
+        what = f"{found['objects']} objects, {human(found['bytes'])}"
+        click.confirm(f"Drop namespace {printable(namespace.name)} with {what}?", abort=True)
     answer = namespace.ask("ns_drop")
     ino = answer["dropped"]
     if answer["before"]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from kvfs import __version__, own_files, runtime
-from kvfs.cli import assignments, mountpoint_argument, printable
+from kvfs.cli import assignments, mounted_argument, mountpoint_argument, printable
 from kvfs.config import Config, parse_hot
 from kvfs.control import request, request_keeper
 from kvfs.errors import ConfigError
@@ -45,7 +45,7 @@ def _options_help() -> str:
 
 
 @click.command(epilog=_options_help())
-@mountpoint_argument
+@mounted_argument
 @click.option(
     "-o",
     "options",

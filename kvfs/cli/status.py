@@ -9,14 +9,14 @@ import click
 from rich.table import Table
 
 from kvfs import runtime
-from kvfs.cli import give, human, json_option, mountpoint_argument
+from kvfs.cli import give, human, json_option, mounted_argument
 from kvfs.cli.ns import models, overview, problems
 from kvfs.cli.screen import duration, pairs, screen, table
 from kvfs.control import request
 
 
 @click.command
-@mountpoint_argument
+@mounted_argument
 @json_option
 def command(mountpoint: Path, *, as_json: bool) -> None:
     """Show tiers, bytes, objects, hits and features."""

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.live import Live
 
 from kvfs import runtime
-from kvfs.cli import is_kvfs, mountpoint_argument
+from kvfs.cli import is_kvfs, mounted_argument
 from kvfs.cli.frame import SORTS, TopFrame, View
 from kvfs.cli.screen import screen
 from kvfs.control import request_within
@@ -84,7 +84,7 @@ class Poller:
 
 
 @click.command
-@mountpoint_argument
+@mounted_argument
 @click.option("--once", is_flag=True, help="Print one frame, after two measurements, and end.")
 @click.option(
     *("-i", "--interval"),

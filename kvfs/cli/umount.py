@@ -32,7 +32,7 @@ NOW_S = 5.0  # with --now the keeper waits for the daemon for less than that
     "--now", is_flag=True, help="Do not save objects that only RAM holds. Ends within 5 s."
 )
 @click.option(
-    "--lazy", is_flag=True, help="Detach now. The daemon ends when the last file is closed."
+    "-l", "--lazy", is_flag=True, help="Detach now. The daemon ends when the last file is closed."
 )
 def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     """Unmount, and save objects of RAM to NVMe first.

@@ -129,7 +129,7 @@ def daemon() -> Iterator["subprocess.Popen[bytes]"]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["frobnicate"], "No such command"),
+        (["frobnicate"], "no such command"),
         (["--frobnicate"], "No such option"),
         (["mount"], "Missing argument 'MOUNTPOINT' (see kvfs mount --help)"),
         (["mount", ""], "the mount point is empty"),

@@ -1,0 +1,60 @@
+"""`kvfs mounts`: all kvfs mounts of this machine that are visible from here."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvfs.cli import give, human, json_option, kvfs_mounts, printable
+from kvfs.cli.screen import duration, screen, table
+from kvfs.control.client import request_within
+from kvfs.errors import ControlError
+
+PATIENCE = 2.0  # s for each daemon: one that hangs must not hide the others
+
+
+@click.command
+@json_option
+def command(*, as_json: bool) -> None:
+    """List all mounts of kvfs, and what each daemon answers."""
+    give([_about(path) for path in kvfs_mounts()], _show, as_json=as_json)
+
+
+def _about(path: str) -> dict[str, Any]:
+    try:
+        status = request_within(Path(path), PATIENCE, "status")
+    except ControlError as error:
+        return {"mountpoint": path, "problem": str(error)}
+    return {
+        "mountpoint": path,
+        "problem": "",
+        "version": status["version"],
+        "daemon_pid": status["daemon_pid"],
+        "uptime_s": status["uptime_s"],
+        "objects": status["objects"],
+        "tiers": {
+            name: {"used_bytes": tier["used_bytes"], "state": tier["state"]}
+            for name, tier in status["tiers"].items()
+        },
+    }
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    if not found:
+        click.echo("no kvfs is mounted")
+        return
+    rows = [
+        [
+            *(printable(one["mountpoint"]), one["version"], duration(one["uptime_s"])),
+            str(one["objects"]),
+            ", ".join(f"{name} {human(tier['used_bytes'])}" for name, tier in one["tiers"].items()),
+        ]
+        for one in found
+        if not one["problem"]
+    ]
+    if rows:
+        columns = ("mount point", "version", "up", "objects", "used")
+        screen().print(table(columns, rows, left=("mount point", "used")))
+    for one in found:
+        if one["problem"]:
+            click.echo(f"{printable(one['mountpoint'])}: {printable(one['problem'])}")
