@@ -367,6 +367,22 @@ CAUSES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {'kvfs_namespace_homeless{namespace="chat"}': "1x90"},
         {"namespace": "chat"},
     ),
+    "KvfsNoSpace": (
+        {'kvfs_errors_total{operation="create",class="NoSpaceError"}': "_x85 1x5"},
+        {},
+    ),
+    "KvfsQuotaRefuses": (
+        {'kvfs_errors_total{operation="flush",class="QuotaError"}': "7x85 8x5"},
+        {},
+    ),
+    "KvfsQuotaReached": (
+        {
+            'kvfs_namespace_bytes{namespace="chat"}': "96x90",
+            'kvfs_namespace_quota_bytes{namespace="chat",kind="hard"}': "100x90",
+        },
+        {"namespace": "chat"},
+    ),
+    "KvfsPassthroughOff": ({"kvfs_passthrough": "0x90"}, {}),
 }
 WELL = {
     'up{job="kvfs"}': "1x90",
@@ -393,6 +409,13 @@ WELL = {
     'kvfs_open_seconds_bucket{tier="nvme",le="0.05"}': "0+100x90",
     'kvfs_open_seconds_bucket{tier="nvme",le="+Inf"}': "0+100x90",
     'kvfs_namespace_homeless{namespace="chat"}': "0x90",
+    'kvfs_errors_total{operation="create",class="NoSpaceError"}': "7x90",
+    'kvfs_errors_total{operation="lookup",class="NotFoundError"}': "0+7x90",
+    'kvfs_namespace_bytes{namespace="chat"}': "90x90",
+    'kvfs_namespace_quota_bytes{namespace="chat",kind="hard"}': "100x90",
+    'kvfs_namespace_bytes{namespace="agents"}': "90x90",
+    'kvfs_namespace_quota_bytes{namespace="agents",kind="hard"}': "0x90",
+    "kvfs_passthrough": "1x90",
 }
 
 
