@@ -67,7 +67,8 @@ case $type in
 fuse.kvfs) echo "up: $mountpoint is mounted already" >&2 ;;
 '')
     mkdir -p "$mountpoint"
-    "$kvfs" mount -o "${KVFS_OPTIONS-$(fitted_options)}" -- "$mountpoint"
+    # allow_other: engines of other users, as far as file modes permit, and exports over NFS.
+    "$kvfs" mount -o "${KVFS_OPTIONS-allow_other,$(fitted_options)}" -- "$mountpoint"
     ;;
 *) fail "$mountpoint is a mount of type $type; choose another directory" ;;
 esac
