@@ -138,7 +138,7 @@ def _mounted(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
     if value is not None:
         path = _canonical(_ctx, _param, value)
         around = None if runtime.mount_at(path) else runtime.kvfs_holding(path)
-        return path if around is None else Path(around.path)
+        return Path(around.path if around else runtime.kvfs_mount(path).path)
     found = kvfs_mounts()
     if len(found) != 1:
         raise click.BadParameter(

@@ -252,9 +252,23 @@ def test_without_a_daemon_the_client_says_so() -> None:
 def test_missing_sockets_are_told_from_a_dead_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mounted = runtime.MountEntry("/", str(MOUNTPOINT), runtime.FSTYPE, "kvfs", ("rw", "user_id=7"))
+    mounted = runtime.MountEntry("/", str(MOUNTPOINT), runtime.FSTYPE, "kvfs", ("rw", "user_id=0"))
     monkeypatch.setattr(runtime, "mount_at", lambda _: mounted)
-    with pytest.raises(ControlError, match=r"sockets are not in .*user_id=7.* umount /nowhere/kv$"):
+    with pytest.raises(ControlError, match=r"sockets are not in .*user_id=0.* umount /nowhere/kv$"):
+        request(MOUNTPOINT, "status")
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(("uid", "who"), [(1, "user daemon"), (77777, "uid 77777")])
+def test_a_mount_of_another_user_is_told(
+    monkeypatch: pytest.MonkeyPatch, uid: int, who: str
+) -> None:
+    options = ("rw", f"user_id={uid}")
+    mounted = runtime.MountEntry("/", str(MOUNTPOINT), runtime.FSTYPE, "kvfs", options)
+    monkeypatch.setattr(runtime, "mount_at", lambda _: mounted)
+    with pytest.raises(
+        ControlError, match=f"mounted by {who}: run this as that user, or"
+    ):
         request(MOUNTPOINT, "status")
 
 
