@@ -79,7 +79,7 @@ def test_demoted(mount: Mount) -> None:
         assert (kv.path / name).read_bytes() == bytes([number]) * 4 * M
     counters = kv.idle()["counters"]
     assert counters["demoted"]
-    assert counters["dropped"] == counters["misses"] == 0
+    assert counters["dropped"] == counters["opens_unreadable"] == 0
 
 
 def test_open_object_stays(mount: Mount) -> None:
@@ -154,7 +154,7 @@ def test_damaged(either: Mounted) -> None:
         either.idle()
         assert len(list((tiers[name] / "quarantine").iterdir())) == 1
     assert either.counter("quarantined") == 2
-    assert either.counter("misses") == 1
+    assert either.counter("opens_unreadable") == 1
 
 
 def test_damaged_and_open(either: Mounted) -> None:
