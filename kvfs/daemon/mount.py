@@ -212,6 +212,7 @@ class Mount:
         change, fast_opens = self.ledger.namespaces.access_log.change, self.ledger.fast_opens
         fast_opens.empty()
         fast_opens.see()  # these opens came before the change: the log has none of them
+        self.ledger.misses.settle_all()
         await trio.to_thread.run_sync(change, config.access_log, config.access_log_size)
         fast_opens.empty()
 

@@ -37,9 +37,9 @@ def write(folder: Path, count: int, size: int = BLOCK, prefix: str = "") -> int:
     return count * size
 
 
-def fill(folder: Path) -> int:
+def fill(folder: Path, round_: int = 0) -> int:
     """Write blocks until the first that is refused. Return their bytes."""
-    return write(folder, 100_000, prefix="fill-")
+    return write(folder, 100_000, prefix=f"fill-{round_}-")
 
 
 def free(path: Path) -> int:
@@ -64,8 +64,11 @@ def near(found: int, expected: int) -> bool:
 def check_fill(kv: Mounted, folder: Path) -> int:
     """A writer gets the bytes that df showed before."""
     kv.idle()
-    shown = free(folder)
-    got = fill(folder)
+    shown, got = free(folder), 0
+    # A writer may be faster than the copies to NVMe whose room in RAM it is to get.
+    while more := fill(folder, got // BLOCK):
+        got += more
+        kv.idle()
     assert near(shown, got), f"df showed {shown} and a writer got {got}"
     return got
 
@@ -105,8 +108,7 @@ def test_a_mount_full_of_what_stays_has_no_room(mount: Mount, options: str) -> N
 
 
 def test_pinned_files_are_no_room(mount: Mount) -> None:
-    kv = mount(BOTH)
-    kv.allow_log(FULL)
+    kv = mount("ram=128M")
     space, before = namespace(kv, "mixed"), free(kv.path)
     write(space, 1000)
     kv.idle()
@@ -166,8 +168,9 @@ def test_what_others_need_not_give_is_no_room(mount: Mount) -> None:
     kv.idle()
     space = namespace(kv, "stays", eviction="never")
     share = free(space)
-    assert near(share, (256 - 4) * MIB // 2)
-    assert share * (1 - WITHIN) <= fill(space) <= share + 32 * MIB, "demotions make more room"
+    equal = (256 - 4) * MIB // 2
+    assert equal - 32 * MIB <= share <= equal, "less the half of what is in RAM and on NVMe"
+    assert fill(space) >= share * (1 - WITHIN)
 
 
 def test_a_namespace_in_one_tier_shows_the_room_there(mount: Mount) -> None:

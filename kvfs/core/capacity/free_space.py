@@ -80,7 +80,7 @@ def _available(room: Room, space: Namespace, tiers: list[Tier]) -> int:
     most = capacity - kept - ledger.dirty.bytes
     if not space.gives_nothing:
         return most
-    twins = sum(one.doubled_bytes for one in ledger.namespaces.everything() if len(tiers) > 1)
+    twins = space.doubled_bytes if len(tiers) > 1 else 0
     free = capacity - sum(tier.used + tier.uncounted for tier in tiers)
     return min(most, _taken_from_others(room, space, tiers, free + twins))
 
@@ -91,7 +91,7 @@ def _taken_from_others(room: Room, space: Namespace, tiers: list[Tier], free: in
     It gets room from others until their ranks are less than its own: see `Namespace.urgency`.
     """
     others = [
-        (one, one.held_in(tiers) - one.kept(tiers))
+        (one, one.held_in(tiers) - one.kept(tiers) + (one.doubled_bytes if len(tiers) > 1 else 0))
         for one in room.ledger.namespaces
         if one is not space
     ]

@@ -101,6 +101,12 @@ class Misses:
                 self._count(at[1], lookups, lookups.count - 1)
                 lookups.count = 1
 
+    def settle_all(self) -> None:
+        """Count all lookups that wait, because the access log begins or ends now."""
+        self._take_lookups()
+        while self._waiting:
+            self._count_oldest()
+
     def _take_lookups(self) -> None:
         for directory, name, at in self.absent_names.take_lookups():
             self._note(directory, name, at)

@@ -210,7 +210,8 @@ class Namespaces:
         counters = found.counters
         counters[READ[tier.name]] += times
         counters["read_bytes"] += times * inode.size
-        found.accesses.opened_again(times - seen)
+        if times > seen:
+            found.accesses.opened_again(times - seen)
         for _ in range(seen):
             self._lately.append((found, inode.key or inode.ino, inode.parent_key, inode.ino))
             if len(self._lately) == LATELY:
