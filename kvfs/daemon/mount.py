@@ -212,7 +212,8 @@ class Mount:
         change, fast_opens = self.ledger.namespaces.access_log.change, self.ledger.fast_opens
         fast_opens.empty()
         fast_opens.see()  # these opens came before the change: the log has none of them
-        self.ledger.misses.settle_all()
+        while self.ledger.misses.settle(late=0):
+            await trio.lowlevel.checkpoint()
         await trio.to_thread.run_sync(change, config.access_log, config.access_log_size)
         fast_opens.empty()
 

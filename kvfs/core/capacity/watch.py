@@ -61,7 +61,8 @@ class Watch:
                 ledger.trash.look_at(file)
                 if not at % MAPPED_AT_ONCE:
                     await trio.lowlevel.checkpoint()
-            ledger.misses.settle()
+            while ledger.misses.settle():
+                await trio.lowlevel.checkpoint()
             await ledger.retries.run()
             if nvme.mounted:
                 await self._measure_space(nvme)
