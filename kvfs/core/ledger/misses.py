@@ -41,6 +41,7 @@ class _Lookups:
 
     count: int
     last: int  # monotonic ns
+    key: int | None = None  # of the block, once it was asked for
 
 
 class Misses:
@@ -78,10 +79,13 @@ class Misses:
         """
         self._take_lookups()
         key = key_of(inode)
-        for directory, name in list(islice(reversed(self._waiting), LATELY)):
-            above = self.catalog.inode(directory)
-            if above is not None and self._key(above, name) == key:
-                self._count(directory, name, self._waiting.pop((directory, name)).count)
+        for (directory, name), lookups in list(islice(reversed(self._waiting.items()), LATELY)):
+            if lookups.key is None:
+                above = self.catalog.inode(directory)
+                lookups.key = 0 if above is None else self._key(above, name)
+            if lookups.key == key:
+                del self._waiting[directory, name]
+                self._count(directory, name, lookups.count)
 
     def counted(self, space: Namespace, key: int) -> None:
         """Count a miss of a namespace that was no lookup of a name."""
