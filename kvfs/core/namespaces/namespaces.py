@@ -262,7 +262,8 @@ class Namespaces:
         found = self.of(inode)
         found.counters["written"] += 1
         found.counters["written_bytes"] += inode.size
-        found.stored(inode)
+        if not self.places.lacks_key(inode):  # else its rename shows it
+            found.stored(inode)
         if self.access_log.on:
             self.access_log.written(inode)
         if self.shares is not None:

@@ -83,6 +83,11 @@ class Places:
         block = self.block_of(directory, name)
         return block is not None and block.temporary
 
+    def lacks_key(self, inode: Inode) -> bool:
+        """Whether only a rename will tell the block of a file: its name is a temporary one."""
+        block = self.block(inode)
+        return block is not None and block.temporary and not block.block
+
     def path_of(self, inode: Inode) -> layouts.Directory | None:
         """The path of a file from its namespace's directory down; None if it has no name."""
         found = self.catalog.first_name(inode)
