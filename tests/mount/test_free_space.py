@@ -173,6 +173,16 @@ def test_what_others_need_not_give_is_no_room(mount: Mount) -> None:
     assert fill(space) >= share * (1 - WITHIN)
 
 
+@pytest.mark.parametrize("settings", [{}, {"pin": "on"}, {"eviction": "never"}])
+def test_a_namespace_without_a_tier_has_no_room(mount: Mount, settings: dict[str, str]) -> None:
+    kv = mount(BOTH)
+    space = namespace(kv, "homeless", media="ram", **settings)
+    kv.remount(kv.options.replace("ram=64M", "ram=0"))
+    kv.allow_log("takes no new file")
+    assert (free(space), size(space)) == (0, 192 * MIB)
+    assert write(space, 1) == 0
+
+
 def test_a_namespace_in_one_tier_shows_the_room_there(mount: Mount) -> None:
     kv = mount(BOTH)
     kv.allow_log(FULL)

@@ -49,7 +49,7 @@ def of_namespace(room: Room, space: Namespace) -> FreeSpace:
     tiers = [tier for tier in local if tier.works and space.takes(tier)]
     # With pin=on an object that NVMe has stays in RAM as well: the larger tier decides.
     apart = [[tier] for tier in tiers] if settings.pin else [tiers]
-    available = max(0, *(_available(room, space, some) for some in apart))
+    available = max([0, *(_available(room, space, some) for some in apart)])
     files, files_left = FILES_MAX, FILES_MAX
     if settings.quota_objects:
         files = settings.quota_objects

@@ -84,16 +84,21 @@ class Placement:
         if not any(map(namespace.takes, self.ledger.tiers.local)):
             raise self._homeless(namespace)
         try:
-            return await self._choose(namespace, expected, replaces)
-        except (QuotaError, NoSpaceError) as error:
-            if not await self.ledger.table.closed():
-                self.refusals.log_refusal(namespace, error)
-                raise
-        try:
-            return await self._choose(namespace, expected, replaces)
+            return await self._choose_twice(namespace, expected, replaces)
         except (QuotaError, NoSpaceError) as error:
             self.refusals.log_refusal(namespace, error)
             raise
+
+    async def _choose_twice(
+        self, namespace: Namespace, expected: Expectation, replaces: int
+    ) -> Reservation:
+        """Choose, and again if files that were just closed had the room."""
+        try:
+            return await self._choose(namespace, expected, replaces)
+        except (QuotaError, NoSpaceError):
+            if not await self.ledger.table.closed():
+                raise
+            return await self._choose(namespace, expected, replaces)
 
     def _choose_free(self, namespace: Namespace, expected: Expectation) -> Reservation | None:
         """Reserve room in RAM if it is free there, and no quota or bucket has a say; else None.
