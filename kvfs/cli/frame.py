@@ -203,7 +203,7 @@ def _namespaces(
             one["name"],
             human(one["bytes"]),
             str(one["objects"]),
-            _rate(lately.all if lately else None),
+            _rate(lately.opened if lately else None),
             str(int(opens.misses)),
             _percent(lately.ratio if lately else None),
             _percent(opens.ratio),
@@ -228,7 +228,7 @@ def _sorting(sort: str, now: dict[str, Opens]) -> tuple[Callable[[Any], Any], bo
     keys: dict[str, Callable[[Any], Any]] = {
         "bytes": lambda one: one["bytes"],
         "objects": lambda one: one["objects"],
-        "opens": lambda one: now.get(one["name"], Opens()).all,
+        "opens": lambda one: now.get(one["name"], Opens()).opened,
         "hits": lambda one: opens_of(one).ratio or 0.0,
         "misses": lambda one: opens_of(one).misses,
     }

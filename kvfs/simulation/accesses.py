@@ -9,8 +9,8 @@ was used last. An LRU cache of that size would have had the object. `Profile` co
 O(log n) by a tree of sums (Fenwick, 1994). Source: Mattson, Gecsei, Slutz, Traiger: "Evaluation
 techniques for storage hierarchies", IBM Systems Journal 9(2), 1970.
 
-A *miss* is a lookup of a block that is not there (`kvfs/core/ledger/misses.py`). Not for traces of
-requests: `trace`.
+A *hit* is a read from a tier of this machine (`kvfs.rates`). A *miss* is a lookup of a block that
+is not there (`kvfs/core/ledger/misses.py`). Not for traces of requests: `trace`.
 """
 
 import json
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from kvfs.errors import ConfigError
+from kvfs.rates import LOCAL
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of all hits that are possible in the log
 PERCENTILES = (50, 90, 99)
@@ -160,6 +161,7 @@ class Profile:
         space[f"{what}_bytes"] += size
         if what == "read":
             self.tiers[access["tier"]] += 1
+            space["hits"] += access["tier"] in LOCAL
             self.seconds[int(when)] += 1
             self._reads[key] += 1
         else:
@@ -187,7 +189,9 @@ class Profile:
             "writes": writes,
             "misses": self.counts["absent"],
             "lost_lines": self.counts["lost"],
-            "hit_ratio": _share(reads, reads + self.counts["absent"]),
+            "hit_ratio": _share(
+                sum(self.tiers[tier] for tier in LOCAL), reads + self.counts["absent"]
+            ),
             "reads_per_s": reads * rate,
             "most_reads_in_a_second": max(self.seconds.values(), default=0),
             "read_bytes_per_s": self.bytes["read"] * rate,
@@ -239,7 +243,7 @@ class Profile:
 def _space(counts: Counter[str]) -> dict[str, Any]:
     names = ("reads", "misses", "writes", "read_bytes", "write_bytes")
     found = {name: counts[name] for name in names}
-    return found | {"hit_ratio": _share(found["reads"], found["reads"] + found["misses"])}
+    return found | {"hit_ratio": _share(counts["hits"], found["reads"] + found["misses"])}
 
 
 def _share(part: int, whole: int) -> float:

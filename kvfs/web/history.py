@@ -141,6 +141,6 @@ def _values(status: Mapping[str, Any], rates: Rates | None) -> Iterator[tuple[st
         yield f"{SPACE}bytes {one['name']}", one["bytes"]
         opens = rates.opens.get(one["name"]) if rates else None
         if opens is not None:
-            yield f"{SPACE}opens {one['name']}", opens.all
+            yield f"{SPACE}opens {one['name']}", opens.opened
             if opens.ratio is not None:
                 yield f"{SPACE}ratio {one['name']}", opens.ratio

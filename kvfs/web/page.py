@@ -140,7 +140,7 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
                 "misses": opens_of(one).misses,
                 "ratio": opens_of(one).ratio,
                 "now": rates.opens[one["name"]].ratio if rates else None,
-                "opens": rates.opens[one["name"]].all if rates else None,
+                "opens": rates.opens[one["name"]].opened if rates else None,
                 "would_be": one["hit_ratio_at"],
                 "problem": one["problem"],
             }

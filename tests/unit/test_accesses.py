@@ -83,6 +83,17 @@ def test_accesses_are_counted_by_kind_and_tier() -> None:
     assert prefixes == {"n/d": (1, 1), "n/d/1": (1, 1), "other/dir": (1, 1)}
 
 
+def test_a_read_from_the_bucket_is_no_hit() -> None:
+    found = described(
+        access("read", 1, 0.0, 50, tier="s3"),
+        access("read", 1, 1.0, 50),
+        access("read", 2, 2.0, 50, tier="nvme"),
+        access("absent", 3, 3.0),
+    )
+    assert (found["reads"], found["misses"], found["hit_ratio"]) == (3, 1, 0.5)
+    assert found["namespaces"]["n"]["hit_ratio"] == 0.5
+
+
 def test_an_empty_profile_is_all_zero() -> None:
     found = Profile().describe()
     assert (found["seconds"], found["hit_ratio"], found["sizes_for"]) == (0.0, 0.0, [])
