@@ -13,7 +13,7 @@ steps. `WhatIf` shows its counts to people: an access is an open, or a lookup in
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from kvfs.eviction.histories import Arc, S3Fifo
@@ -32,6 +32,7 @@ TIMES = (0.5, 1.0, 2.0, 4.0)  # multiples of the capacity
 ANSWERING = 512  # entries of the ghost of the cache's own size: 7.5 times as many in all
 FEWEST = 400  # accesses in a sample before its answer counts: the error by chance is 0.05
 SEEDS = 8 * ANSWERING  # keys: a sample has ANSWERING of those that there is room for, at most
+SOWN_AT_ONCE = 64  # of them, each in some 10 us
 _WINDOW = 8  # capacities' worth of accesses
 _STEPS = 8  # in a capacity's worth of accesses
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: Fibonacci hashing
@@ -293,12 +294,17 @@ class Seeds:
             self._mask = self._mask * 2 + 1
             self._keys = [one for one in self._keys if not one[0] * GOLDEN >> 40 & self._mask]
 
-    def sow(self, observer: Observer[Any], parent_of: Callable[[int], int]) -> None:
-        """Store the keys in the ghosts of an observer that knows its capacity, and forget them."""
+    def sow(self, observer: Observer[Any], parent_of: Callable[[int], int]) -> Iterator[None]:
+        """Store the keys in the ghosts of an observer that knows its capacity, and forget them.
+
+        Yields after each SOWN_AT_ONCE keys.
+        """
         keys, self._keys = self._keys, []
-        for key, parent in keys:
+        for at, (key, parent) in enumerate(keys, 1):
             if key in observer.sample:
                 observer.store(key, parent, parent_of)
+            if not at % SOWN_AT_ONCE:
+                yield
 
 
 class Accesses:

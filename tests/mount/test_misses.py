@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kvfs import matching
 from kvfs.control import request
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
@@ -196,6 +197,35 @@ def test_each_open_counts_while_others_have_it_open(mount: Mount) -> None:
     with path.open("rb"), path.open("rb"), path.open("rb"):
         assert hits(kv) == 3
     assert sum(tier["hits"] for tier in kv.status()["tiers"].values()) == 3
+
+
+def test_a_question_of_match_has_one_miss_at_most(mount: Mount) -> None:
+    kv = mount(OPTIONS)
+    settings = {"prefix": "on"}
+    request(kv.path, "ns_create", name="engine", settings=settings, uid=0, gid=0)
+    space, parent = kv.path / "engine", os.urandom(16)
+    keys = [os.urandom(16) for _ in range(3)]
+    matched(space, parent, keys, blocks=0)
+    misses(kv, 1)
+    folder = space / parent.hex()
+    for at, key in enumerate(keys):
+        folder.mkdir(exist_ok=True)
+        (folder / key.hex()).write_bytes(b"content")
+        closed(kv)
+        before = counted(kv, "misses")
+        matched(space, parent, keys, blocks=at + 1)
+        misses(kv, before + (at < 2))
+        folder = space / key.hex()
+
+
+def matched(space: Path, parent: bytes, keys: list[bytes], blocks: int) -> None:
+    asked = os.open(space / matching.NAME, os.O_RDWR)
+    try:
+        os.pwrite(asked, matching.pack_request(parent, keys), 0)
+        answer = matching.unpack_answer(os.pread(asked, matching.answer_size(len(keys)), 0))
+    finally:
+        os.close(asked)
+    assert answer.blocks == blocks
 
 
 def test_what_if_knows_the_objects_of_the_mount_before(mount: Mount) -> None:

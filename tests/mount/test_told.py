@@ -10,15 +10,11 @@ from click.testing import CliRunner
 from kvfs.cli import main
 from kvfs.control import request
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted
+from tests.harness import Mounted
+from tests.mount.test_habits import run
 
 OPTIONS = "ram=64M,nvme={tmp}/nvme,nvme_size=192M"
 NOBODY = 65534
-
-
-def run(*words: str | Path) -> "subprocess.CompletedProcess[str]":
-    command = [*KVFS, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 @pytest.fixture

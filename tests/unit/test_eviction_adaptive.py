@@ -303,9 +303,9 @@ def test_seeds_are_the_sample_of_a_cache_that_is_full(objects: int) -> None:
     would_be, seeds = WhatIf(objects), Seeds()
     for key in range(1, objects + 1):
         seeds.add(key * 7919, 0)
-    seeds.sow(would_be, no_parent)
+    list(seeds.sow(would_be, no_parent))
     sampled = [key for key in range(1, objects + 1) if key * 7919 in would_be.sample]
     assert len(sampled) >= min(objects, 64)
     present = sum(key * 7919 in would_be.ghosts[4.0].policy for key in sampled)
     assert present == len(sampled)
-    seeds.sow(would_be, no_parent)  # they are sown once
+    assert not list(seeds.sow(would_be, no_parent)), "they are sown once"

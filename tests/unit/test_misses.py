@@ -1,11 +1,13 @@
 """Which lookups of absent names count as misses, and when."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
 
 from kvfs.core.ledger.misses import LATE, MANY
+from kvfs.errors import CatalogError
 from tests.unit.world import World, world
 
 ROOT = 1
@@ -88,6 +90,22 @@ def test_names_that_are_no_blocks_do_not_count(tmp_path: Path, clock: list[int])
         made.ledger.misses.looked_up(12345, b"in no directory")
         clock[0] += LATE + 1
         made.ledger.misses.settle()
+        assert counts(made) == 0
+
+
+def test_an_unreadable_directory_fails_no_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(tmp_path) as made:
+        made.ledger.misses.looked_up(ROOT, b"a")
+
+        def unreadable(_: int) -> None:
+            raise CatalogError("the record makes no sense")
+
+        with monkeypatch.context() as context:
+            context.setattr(made.ledger.misses, "catalog", SimpleNamespace(inode=unreadable))
+            trio.run(made.make_file, PAGE, b"content")
+            made.ledger.misses.settle(late=0)
         assert counts(made) == 0
 
 

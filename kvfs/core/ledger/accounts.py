@@ -176,7 +176,7 @@ class Accounts:
         """Enter a sealed object into the accounts. Its place in the orders follows its atime."""
         self._count(inode)
         namespace, holders = self.namespaces.of(inode), self.tiers.holders(inode)
-        if holders:
+        if holders and not self.census_done.is_set():
             namespace.met(inode)
         for tier in holders:
             order = namespace.order(inode, tier, holders)
@@ -212,8 +212,6 @@ class Accounts:
         """Record that the census has counted all objects: no estimate is needed any more."""
         for tier in self.tiers.local:
             tier.uncounted = 0
-        for namespace in list(self.namespaces):
-            namespace.all_met(self.tiers.local)
         self.census_done.set()
         self.end_census_step()
         self._counted_early.clear()

@@ -76,6 +76,9 @@ class Census:
         ledger.counters["inodes_unreadable"] = len(ledger.catalog.unreadable)
         if ledger.tiers.nvme.capacity_excludes_objects:
             ledger.tiers.nvme.configured_capacity += ledger.tiers.nvme.used
+        for namespace in list(ledger.namespaces):
+            for _ in namespace.all_met(ledger.tiers.local):
+                await trio.lowlevel.checkpoint()
         ledger.accounts.end_census()
         if not ledger.tiers.bucket.mounted and ledger.accounts.spilled:
             log.warning(

@@ -17,6 +17,7 @@ To note a lookup takes 1 us, to count a miss 13 us, so `settle` counts AT_ONCE a
 Not for answering lookups.
 """
 
+import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ from kvfs.core.ledger.absent_names import AbsentNames
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.namespaces.order import key_of
+from kvfs.errors import CatalogError
+
+log = logging.getLogger(__name__)
 
 LATE = 100_000_000  # ns from the kernel's lookup to its CREATE, at most: usually some 50 us
 AT_ONCE = 256  # misses in one step of the loop: some 3 ms
@@ -81,7 +85,7 @@ class Misses:
         key = key_of(inode)
         for (directory, name), lookups in list(islice(reversed(self._waiting.items()), LATELY)):
             if lookups.key is None:
-                above = self.catalog.inode(directory)
+                above = self._directory(directory)
                 lookups.key = 0 if above is None else self._key(above, name)
             if lookups.key == key:
                 del self._waiting[directory, name]
@@ -124,6 +128,14 @@ class Misses:
             lookups.last = at
         self._waiting[directory, name] = lookups
 
+    def _directory(self, ino: int) -> Inode | None:
+        """A directory; None if it is gone or unreadable: a count must fail no operation."""
+        try:
+            return self.catalog.inode(ino)
+        except CatalogError as error:
+            log.debug("misses in inode %d are not counted: %s", ino, error)
+            return None
+
     def _key(self, directory: Inode, name: bytes) -> int:
         """The key of the block that a name stands for; 0: its lookups are no misses."""
         block = self.namespaces.places.block_of(directory, name)
@@ -132,7 +144,7 @@ class Misses:
         return 0 if block.temporary else block.key
 
     def _count(self, directory: int, name: bytes, times: int) -> None:
-        above = self.catalog.inode(directory)
+        above = self._directory(directory)
         key = 0 if above is None else self._key(above, name)
         if above is None or not key:
             return

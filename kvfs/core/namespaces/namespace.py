@@ -9,7 +9,7 @@ for all orders. Not for finding the namespace of an object (`Namespaces`), nor f
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvfs import eviction
@@ -218,12 +218,15 @@ class Namespace:
         if self._seeds is not None:
             self._seeds.add(key_of(inode), inode.parent_key)
 
-    def all_met(self, tiers: list[Tier]) -> None:
-        """Have the what-if of other capacities know the objects from before the daemon's start."""
+    def all_met(self, tiers: list[Tier]) -> Iterator[None]:
+        """Have the what-if of other capacities know the objects from before the daemon's start.
+
+        Yields after each step of some 1 ms.
+        """
         self.resize_policies(tiers)
-        if self._seeds is not None:
-            self._seeds.sow(self.would_be, self.parent)
-        self._seeds = None
+        seeds, self._seeds = self._seeds, None
+        if seeds is not None:
+            yield from seeds.sow(self.would_be, self.parent)
 
     def parent(self, key: int) -> int:
         """The key of the block before a block in its prompt; 0: not known."""
