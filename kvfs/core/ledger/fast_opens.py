@@ -421,7 +421,12 @@ class FastOpens:
             self.record_times()
 
     def record_times(self) -> None:
-        """Record the times of access of the opens seen so far, in one batch."""
+        """Record the times of access of the opens seen so far, in one batch.
+
+        They wait while NVMe is down: the catalog is there, and its commit would block the loop.
+        """
+        if self.tiers.nvme.health.down:
+            return
         accessed, self._accessed = self._accessed, {}
         if accessed:
             self._record_times(accessed)
