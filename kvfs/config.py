@@ -9,6 +9,7 @@ does. Not for state: the catalog of a running mount has that.
 import json
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -43,8 +44,9 @@ _IGNORED = re.compile(
     "|(defaults|async|silent|loud|nofail|_netdev|(no)?(auto|users?|owner|group)"
     "|(no)?relatime|nostrictatime|nolazytime|[xX]-.*|(comment|user|uhelper|helper)=.*)"
 )
-# A flag for mount(2), and the word that removes it.
-_FLAGS = {"ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime"}
+# A flag for mount(2), and the word that removes it. ALWAYS: each mount of kvfs has these.
+FLAGS = {"ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec", "noatime": "atime"}
+ALWAYS = frozenset({"nosuid", "nodev"})
 
 
 def _tier_size(text: str) -> int:
@@ -352,18 +354,24 @@ class Config:
         """Return this configuration with one hot option set anew, or raise ConfigError."""
         return replace(self, **{name: parse_hot(name, text)})
 
-    def upgraded(self, options: str) -> "Config":
-        """Return this configuration with a new daemon's options, or raise ConfigError."""
+    def upgraded(self, options: str, by: str = "kvfs upgrade") -> "Config":
+        """Return this configuration with a new daemon's options, or raise ConfigError.
+
+        by: the command that the user gave, for the message.
+        """
         values, flags = _parse(options)
         given = {name for name, value in values.items() if value != getattr(self, name)}
         fixed = {name for name in given if not _ROWS[name].upgrade}
         if "ram" in given and 0 in {values["ram"], self.ram}:
             fixed.add("ram")  # from or to none at all
-        if flags and flags != self.mount_flags:
-            fixed.add("mount_flags")
         if fixed:
+            told = ", ".join(f"{one}={_OPTIONS[one].text(values[one])}" for one in sorted(fixed))
             raise ConfigError(
-                f"kvfs upgrade cannot change {', '.join(sorted(fixed))}: unmount, and mount with it"
+                f"{by} cannot change {told} of {self.mountpoint}: unmount, and mount with it"
+            )
+        if flags and set(flags) != set(self.mount_flags):
+            raise ConfigError(
+                f"{by} cannot change {','.join(flags)} of {self.mountpoint}: use kvfs remount"
             )
         fitted = tuple(name for name in self.fitted if name not in values)
         config = replace(self, **values, fitted=fitted)
@@ -371,8 +379,11 @@ class Config:
         check_free(config.addresses, self.addresses.values())  # else the new daemon goes on without
         return config
 
-    def as_options(self) -> dict[str, str]:
-        """Return each option that has a value, as the text that from_options takes."""
+    def as_options(self, flags: Iterable[str] | None = None) -> dict[str, str]:
+        """Return each option that has a value, as the text that from_options takes.
+
+        flags: those that the mount has now, if they may differ from those of its beginning.
+        """
         texts = {
             name: kind.text(given).replace(",", "\\,")
             for name, kind in _OPTIONS.items()
@@ -382,7 +393,7 @@ class Config:
             del texts["nvme_size"]
         if self.s3 is None:
             texts = {name: text for name, text in texts.items() if not name.startswith("s3_")}
-        return texts | dict.fromkeys(self.mount_flags, "")
+        return texts | dict.fromkeys(self.mount_flags if flags is None else flags, "")
 
     def to_json(self) -> str:
         """Return the configuration as from_json takes it."""
@@ -420,7 +431,7 @@ class Config:
 
     def _expect_written(self) -> None:
         """Raises an error for a value that no option can have."""
-        if not self.mountpoint.is_absolute() or not set(self.mount_flags) <= _FLAGS.keys():
+        if not self.mountpoint.is_absolute() or not set(self.mount_flags) <= FLAGS.keys():
             raise ValueError(f"mountpoint {self.mountpoint}, flags {self.mount_flags}")
         for item in fields(self):
             given, kind = getattr(self, item.name), _OPTIONS.get(item.name)
@@ -469,31 +480,33 @@ def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the op
             else ": unmount, and mount again"
         )
         raise ConfigError(f"{name} cannot change while mounted{cure}; kvfs set can: {hot}")
-    return read_field("option", name, text, _OPTIONS, _FLAGS)
+    return read_field("option", name, text, _OPTIONS, FLAGS)
 
 
 _OPTIONS = {name: kind for name, kind in kinds_of(Config).items() if kind is not _MOUNT_FLAGS}
 _ROWS = {row.name: row for row in rows(Config)}
 
 
+def option_words(options: str) -> list[str]:
+    """Return the words between the commas of mount options, without the backslashes."""
+    return [word.replace("\\,", ",") for word in re.split(r"(?<!\\),", options)]
+
+
 def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     values: dict[str, Any] = {}
     flags: dict[str, None] = {}
-    for raw in re.split(r"(?<!\\),", options):
-        word = raw.replace("\\,", ",")
+    for word in option_words(options):
         if _IGNORED.fullmatch(word):
             continue
-        if word in _FLAGS:
+        if word in FLAGS:
             flags[word] = None
-        elif word in _FLAGS.values():
-            flags = {flag: None for flag in flags if _FLAGS[flag] != word}
-        elif word == "remount":
-            raise ConfigError("remount is not supported: use kvfs set, or unmount and mount again")
+        elif word in FLAGS.values():
+            flags = {flag: None for flag in flags if FLAGS[flag] != word}
         else:
             name, equals, text = word.partition("=")
             if name in values:
                 raise ConfigError(f"option {name} is given twice: give it once")
             if not equals and _OPTIONS.get(name) is SWITCH:
                 text = "on"  # a switch alone, as in fstab
-            values[name] = read_field("option", name, text, _OPTIONS, _FLAGS)
+            values[name] = read_field("option", name, text, _OPTIONS, FLAGS)
     return values, tuple(flags)

@@ -49,10 +49,13 @@ class LiveConfig:
         assert set(names) <= HOT, names
         self._tried, self._trial = frozenset(names), trial
 
-    async def change(self, texts: Mapping[str, str]) -> None:
-        """Set hot options. Raises ConfigError and changes nothing if one is refused."""
+    async def change(self, texts: Mapping[str, str]) -> Config:
+        """Set hot options, and return the configuration before.
+
+        Raises ConfigError and changes nothing if one is refused.
+        """
         async with self._changing:
-            config = self.config
+            config = before = self.config
             for name, text in texts.items():
                 config = config.changed(name, text)
             fresh = self._file.with_name(f"{self._file.name}.new")
@@ -64,3 +67,4 @@ class LiveConfig:
             for name in texts:
                 for setter in self._setters.get(name, ()):
                     setter(getattr(config, name))
+            return before

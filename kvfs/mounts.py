@@ -6,12 +6,23 @@ They include sync_file_range(2). `kvfs.runtime` knows the table of mounts.
 import ctypes
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from struct import Struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_NOATIME = 1, 2, 4, 8, 32, 1024
+MS_RELATIME = 1 << 21
+# The words of mount(8) and mountinfo for these, and for those that only a remount has to keep.
+FLAGS = {
+    "ro": MS_RDONLY,
+    "nosuid": MS_NOSUID,
+    "nodev": MS_NODEV,
+    "noexec": MS_NOEXEC,
+    "noatime": MS_NOATIME,
+}
+_KEPT = {"nosymfollow": 256, "nodiratime": 2048, "relatime": MS_RELATIME}
 MNT_DETACH = 2
 AT_FDCWD = -100
 SYNC_FILE_RANGE_WAIT_BEFORE = 1
@@ -28,6 +39,23 @@ def mount(source: str, target: Path, fstype: str, flags: int, data: str) -> None
     at, kind = os.fsencode(target), fstype.encode()
     if _libc.mount(source.encode(), at, kind, ctypes.c_ulong(flags), data.encode()) != 0:
         raise _failure(target)
+
+
+def remount(target: Path, words: Iterable[str]) -> None:
+    """Give a mount and its file system exactly these flags. Raises OSError as mount(2) does.
+
+    Words that are no flags are ignored. EBUSY: a file is open for writing, and `ro` is new.
+    """
+    known = FLAGS | _KEPT
+    flags = MS_REMOUNT
+    for word in words:
+        flags |= known.get(word, 0)
+    if not flags & MS_NOATIME:
+        flags |= MS_RELATIME  # without any word about times, the kernel keeps a former noatime
+    else:
+        flags &= ~MS_RELATIME
+    # Without options: FUSE takes none here, and they stay as they are.
+    mount("kvfs", target, "", flags, "")
 
 
 def _failure(path: Path | None = None) -> OSError:

@@ -35,11 +35,18 @@ class MountEntry(NamedTuple):
     source: str
     super_options: tuple[str, ...]
     number: int = 0
+    flags: tuple[str, ...] = ()
 
     @property
     def owner(self) -> str:
         """Return the user of a FUSE file system, for a message."""
         return next((one for one in self.super_options if one.startswith("user_id=")), "user_id=?")
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Return all words of the mount and of its file system; either may be read-only alone."""
+        found = frozenset((*self.flags, *self.super_options))
+        return found - {"rw"} if "ro" in found else found
 
 
 def mounts(proc: Path = PROC) -> list[MountEntry]:
@@ -50,8 +57,8 @@ def mounts(proc: Path = PROC) -> list[MountEntry]:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
         root, path = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
-        options = tuple(rest[2].split(","))
-        found.append(MountEntry(root, path, rest[0], rest[1], options, int(fields[0])))
+        flags, options = (tuple(text.split(",")) for text in (fields[5], rest[2]))
+        found.append(MountEntry(root, path, rest[0], rest[1], options, int(fields[0]), flags))
     return found
 
 

@@ -22,7 +22,17 @@ from kvfs.errors import ConfigError, KvfsError
 
 # In the order of the help.
 GROUPS = {
-    "Mounts": ("mount", "umount", "mounts", "set", "upgrade", "export", "connect"),
+    "Mounts": (
+        "mount",
+        "umount",
+        "mounts",
+        "get",
+        "set",
+        "remount",
+        "upgrade",
+        "export",
+        "connect",
+    ),
     "Looking": ("status", "top", "stat", "du", "match", "bench", "profile"),
     "Objects and namespaces": ("ns", "pin", "warm", "evict", "import", "flush"),
     "Check and repair": ("doctor", "fsck", "gc"),
@@ -33,7 +43,7 @@ COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
 # A module with several commands has NAME_command in it; a single command is called `command`.
 _HOMES = {
     **dict.fromkeys(("evict", "flush", "import", "pin", "warm"), "jobs"),
-    **dict.fromkeys(("set", "upgrade"), "options"),
+    **dict.fromkeys(("get", "set", "upgrade"), "options"),
     **dict.fromkeys(("simulate", "replay"), "traces"),
 }
 _PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory

@@ -18,7 +18,7 @@ import click
 
 from kvfs import runtime
 from kvfs.cli import human, mountpoint_argument, printable, users
-from kvfs.config import Config
+from kvfs.config import Config, option_words
 from kvfs.control import request, request_keeper
 from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.parsing import kinds_of, rows
@@ -83,7 +83,18 @@ def _options_help() -> str:
 )
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground until unmounted.")
 def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> None:
-    """Mount kvfs on the directory MOUNTPOINT."""
+    """Mount kvfs on the directory MOUNTPOINT.
+
+    With -o remount the command changes options of a mount, as `kvfs remount` does.
+    """
+    words = option_words(",".join(options))
+    if "remount" in words:  # mount(8) runs this command for a remount, too
+        if foreground:
+            raise ConfigError("--foreground needs a new mount: leave it out of a remount")
+        from kvfs.cli.remount import remount  # noqa: PLC0415 - a mount alone needs none of it
+
+        remount(mountpoint, words)
+        return
     config = Config.from_options(mountpoint, ",".join(options))
     config.check()
     _check_ended(mountpoint)

@@ -7,7 +7,8 @@ import os
 import time
 from typing import Any
 
-from kvfs import __version__
+from kvfs import __version__, runtime
+from kvfs.config import ALWAYS, FLAGS
 from kvfs.core.admin import administration
 from kvfs.daemon.mount import Mount
 from kvfs.errors import NotFoundError
@@ -77,6 +78,17 @@ def _open_handles(mount: Mount) -> int:
     return len(mount.operations.handles) + len(mount.matches.leases) + fast
 
 
+def present_options(mount: Mount) -> dict[str, str]:
+    """Return the options as they are now. A remount changes flags in the kernel only."""
+    entry = runtime.mount_at(mount.config.mountpoint)
+    if entry is None or entry.fstype != runtime.FSTYPE:  # detached
+        return mount.config.as_options()
+    given = mount.config.mount_flags
+    kept = [flag for flag in given if flag in entry.words]
+    new = [flag for flag in FLAGS if flag in entry.words - ALWAYS and flag not in kept]
+    return mount.config.as_options(kept + new)
+
+
 def status(mount: Mount) -> dict[str, Any]:
     """Return bytes, objects, the active parts, and the reasons for the inactive ones."""
     ledger, dispatcher, config = mount.ledger, mount.dispatcher, mount.config
@@ -129,5 +141,6 @@ def status(mount: Mount) -> dict[str, Any]:
         "errors": _errors(mount),
         "latencies": ledger.latencies.describe(),
         **administration.summary(mount.lifecycle),
-        "options": config.as_options(),
+        "options": present_options(mount),
+        "fitted": list(config.fitted),
     }

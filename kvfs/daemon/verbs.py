@@ -18,7 +18,7 @@ from kvfs.core.jobs.tree_jobs import TreeJobs
 from kvfs.core.jobs.warm import Warm
 from kvfs.daemon import inspection
 from kvfs.daemon.mount import Mount
-from kvfs.daemon.status import status
+from kvfs.daemon.status import present_options, status
 from kvfs.errors import ConfigError, ControlError
 
 PATIENCE = 5.0  # s after a request to upload, during which uploads do not wait
@@ -34,7 +34,7 @@ def contents(mount: Mount) -> Mapping[bytes, Callable[[], bytes]]:
         return json.dumps(found, indent=indent).encode() + b"\n"
 
     return {
-        b"config": lambda: line(mount.config.as_options(), 2),
+        b"config": lambda: line(present_options(mount), 2),
         b"events": lambda: b"".join(map(line, mount.events.listed())),
         b"stats": lambda: line(status(mount), 2),
     }
@@ -60,10 +60,16 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
         return {"events": mount.events.listed()}
 
     async def change(**options: str) -> dict[str, Any]:
-        """Change hot options. Raises ConfigError and changes nothing if one is refused."""
-        await mount.live.change(options)
+        """Change hot options. Raises ConfigError and changes nothing if one is refused.
+
+        Returns the values of the given options before and now; an option without one is left out.
+        """
+        before, now = (await mount.live.change(options)).as_options(), mount.config.as_options()
         mount.ledger.wakeup.wake()
-        return {}
+        return {
+            "before": {name: before[name] for name in options if name in before},
+            "now": {name: now[name] for name in options if name in now},
+        }
 
     async def write_back() -> dict[str, Any]:
         size, objects = mount.dispatcher.write_back.start()

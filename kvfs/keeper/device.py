@@ -14,13 +14,6 @@ from kvfs import mounts, runtime
 from kvfs.errors import KvfsError
 
 MAX_READ = 1 << 20  # bytes of one FUSE read; the kernel's limit with 4 KiB pages
-_FLAGS = {
-    "ro": mounts.MS_RDONLY,
-    "nosuid": mounts.MS_NOSUID,
-    "nodev": mounts.MS_NODEV,
-    "noexec": mounts.MS_NOEXEC,
-    "noatime": mounts.MS_NOATIME,
-}
 
 
 def mount(mountpoint: Path, flags: Sequence[str], *, allow_other: bool) -> int:
@@ -44,7 +37,7 @@ def _mount(mountpoint: Path, flags: Sequence[str], options: list[str]) -> int:
     # A cache needs no set-user-id programs and no devices.
     bits = mounts.MS_NOSUID | mounts.MS_NODEV
     for flag in flags:
-        bits |= _FLAGS[flag]
+        bits |= mounts.FLAGS[flag]
     try:
         mounts.mount("kvfs", mountpoint, runtime.FSTYPE, bits, data)
     except OSError as error:

@@ -260,15 +260,15 @@ def test_upgrade_changes_options_of_the_daemon() -> None:
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ("passthrough=off,allow_other", "allow_other, passthrough"),
-        ("nvme=/elsewhere,movers=2", "nvme"),
-        ("ram=0", "ram"),
-        ("ro", "mount_flags"),
+        ("passthrough=off,allow_other", "allow_other=on, passthrough=off of /mnt/kv: unmount"),
+        ("nvme=/elsewhere,movers=2", "nvme=/elsewhere of /mnt/kv: unmount"),
+        ("ram=0", "ram=0 of /mnt/kv: unmount"),
+        ("ro", "ro of /mnt/kv: use kvfs remount"),
     ],
 )
-def test_upgrade_refuses_options_that_need_a_remount_by_name(options: str, names: str) -> None:
+def test_upgrade_refuses_options_that_need_a_new_mount_by_name(options: str, names: str) -> None:
     config = Config.from_options(KV, "ram=64M,movers=1")
-    with pytest.raises(ConfigError, match=f"^kvfs upgrade cannot change {names}: unmount"):
+    with pytest.raises(ConfigError, match=f"^kvfs upgrade cannot change {names}"):
         config.upgraded(options)
 
 
@@ -334,7 +334,6 @@ def test_every_option_is_described() -> None:
         ("metrics=host:1", "metrics=host:1: expected PORT"),
         ("log_level=verbose", "one of debug, info, warning, error"),
         ("log=kvfs.log", "expected an absolute path"),
-        ("remount", "remount is not supported"),
     ],
 )
 def test_a_bad_option_is_refused_by_name_value_and_expectation(options: str, words: str) -> None:
