@@ -24,6 +24,10 @@ class InUseError(ConfigError):
         self.holder = holder
 
 
+class UsageError(ConfigError):
+    """The caller asked for what does not fit to this directory. `kvfs fsck`, too, exits with 2."""
+
+
 class SpecMismatchError(ConfigError):
     """A directory has blocks of another model, dtype or layout; the text has both fingerprints."""
 

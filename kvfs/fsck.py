@@ -25,7 +25,7 @@ from kvfs.core.ledger.dirty import BUCKET_FACT
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.sessions import NUMBER, Past, past_sessions
 from kvfs.core.ledger.tiers import Tiers
-from kvfs.errors import ConfigError, KvfsError, TierError
+from kvfs.errors import ConfigError, KvfsError, TierError, UsageError
 from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import Remote
 from kvfs.s3.errors import OutageError
@@ -90,12 +90,12 @@ def place_of(nvme: NvmeTier, catalog: Catalog, options: str) -> BucketPlace:
     if place is None:
         raise _no_bucket(nvme)
     if known is not None and str(place) != known:
-        raise ConfigError(f"s3={place}: the objects of {nvme.root} are in {known}: give that place")
+        raise UsageError(f"s3={place}: the objects of {nvme.root} are in {known}: give that place")
     return place
 
 
-def _no_bucket(nvme: NvmeTier) -> ConfigError:
-    return ConfigError(f"{nvme.root} was never mounted with s3=: leave --bucket out")
+def _no_bucket(nvme: NvmeTier) -> UsageError:
+    return UsageError(f"{nvme.root} was never mounted with s3=: leave --bucket out")
 
 
 async def _run(

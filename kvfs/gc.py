@@ -22,7 +22,7 @@ from kvfs.fsck import held, place_of
 from kvfs.movement import publishing, stores
 from kvfs.s3 import marker
 from kvfs.s3.collection import Collector, Report, Tally, TellProgress
-from kvfs.s3.errors import NoBucketError, OutageError
+from kvfs.s3.errors import NoBucketError, OutageError, RefusedError
 from kvfs.s3.garbage import Own
 from kvfs.s3.keys import Keys, Space
 from kvfs.s3.place import BucketPlace
@@ -61,6 +61,8 @@ def run(
             raise OutageError(f"{error}; {place.cure}") from error
         except NoBucketError as error:
             raise ConfigError(f"{error}: give the bucket of the mounts") from error
+        except RefusedError as error:
+            raise ConfigError(f"{error}: give credentials that may read the bucket") from error
         if found is None:
             raise ConfigError(
                 f"{place}: has no {keys.own}format.json, expected the prefix of a mount"

@@ -7,6 +7,7 @@ commands decide nothing themselves: they ask the daemon, or start it.
 
 import contextlib
 import difflib
+import errno
 import importlib
 import json
 import os
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import __version__, runtime
-from kvfs.errors import ConfigError, KvfsError
+from kvfs.control import unanswered
+from kvfs.errors import ConfigError, ControlError, KvfsError
 
 # In the order of the help.
 GROUPS = {
@@ -46,6 +48,8 @@ _HOMES = {
     **dict.fromkeys(("get", "set", "upgrade"), "options"),
     **dict.fromkeys(("simulate", "replay"), "traces"),
 }
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}  # of a disk, whatever file the user gave
+DEAD = {errno.ENOTCONN, errno.ECONNABORTED}  # of a mount whose daemon has died
 _PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory
 
 
@@ -233,7 +237,7 @@ class MountInode(NamedTuple):
 
 
 def on_mount(path: str, *, follow: bool = True) -> MountInode:
-    """Return the mount that a path is on, and its inode there. Raises ConfigError.
+    """Return the mount that a path is on, and its inode there. Raises ConfigError, ControlError.
 
     `follow`: use the target of a symbolic link; without it the link itself.
     """
@@ -246,10 +250,26 @@ def on_mount(path: str, *, follow: bool = True) -> MountInode:
     try:
         ino = real.lstat().st_ino
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        raise unreachable(path, error) from error
     if runtime.is_control_file(ino):
         raise ConfigError(f"{path}: the name is kvfs's own, for its control files")
     return MountInode(Path(mount.path), ino)
+
+
+def unreachable(path: str | os.PathLike[str], error: OSError) -> ConfigError | ControlError:
+    """Return the error for a path that cannot be looked at. ControlError: its daemon is dead."""
+    mount = runtime.kvfs_holding(Path(os.path.realpath(path))) if error.errno in DEAD else None
+    if mount is not None:
+        return unanswered(Path(mount.path), error)
+    return ConfigError(f"{path}: {error.strerror}, expected a file or directory that is there")
+
+
+def unwritten(what: str, error: OSError) -> KvfsError:
+    """Return the error for a file that cannot be written. ConfigError: its path is wrong."""
+    told = f"{what}: {os.strerror(error.errno or 0)}"
+    if error.errno in FULL:
+        return KvfsError(f"{told}: make room there, or give a file on another disk")
+    return ConfigError(f"{told}, expected a path where uid {os.geteuid()} may write a file")
 
 
 def printable(text: str | os.PathLike[str]) -> str:

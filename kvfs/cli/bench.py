@@ -86,9 +86,9 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
     This takes some seconds and at most half of the free space. kvfs drops nothing for it.
     """
     runtime.kvfs_mount(mountpoint)
+    status = request(mountpoint, "status")
     for left in _left(mountpoint):
         request(mountpoint, "ns_drop", name=left.name, again=True)
-    status = request(mountpoint, "status")
     tier = "ram" if "ram" in status["tiers"] else "nvme"
     if not against.is_dir():
         raise ConfigError(f"--against {against}: expected an existing directory")

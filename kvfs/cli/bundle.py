@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from kvfs import __version__, own_files, runtime
-from kvfs.cli import kvfs_mounts
+from kvfs.cli import kvfs_mounts, unwritten
 from kvfs.cli.jobs import polled
 from kvfs.config import Config
 from kvfs.control import request
-from kvfs.errors import ConfigError, ControlError, KvfsError
+from kvfs.errors import ControlError, KvfsError
 
 LOG_BYTES = 256 << 10  # of the end of each log
 ENVIRONMENT = (
@@ -89,14 +89,22 @@ def write(path: Path, checks: list[dict[str, Any]], *, names: bool, fsck: bool) 
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"--bundle {path}: {error.strerror}") from error
+        raise unwritten(f"--bundle {path}", error) from error
+    try:
+        _pack(file, members)
+    except OSError as error:
+        path.unlink(missing_ok=True)  # a part of a report would look like a whole one
+        raise unwritten(f"--bundle {path}", error) from error
+    return [name for name, _ in members]
+
+
+def _pack(file: int, members: Iterable[tuple[str, str]]) -> None:
     with os.fdopen(file, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as archive:
         for name, text in members:
             content = scrub(text, os.environ).encode("utf-8", "backslashreplace")
             entry = tarfile.TarInfo(f"kvfs-bundle/{name}")
             entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
             archive.addfile(entry, io.BytesIO(content))
-    return [name for name, _ in members]
 
 
 def _json(value: object) -> str:

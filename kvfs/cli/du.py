@@ -15,7 +15,7 @@ BY = ("tier", "namespace", "model")
 
 
 @click.command
-@click.argument("path", metavar="[PATH]", default=".", type=click.Path())
+@click.argument("path", metavar="[PATH]", default=".", type=click.Path(readable=False))
 @click.option("--by", type=click.Choice(BY), help="Show one table only.")
 @click.option("--walk", is_flag=True, help="Look at each file, also for a whole mount.")
 @json_option

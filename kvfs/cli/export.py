@@ -5,14 +5,13 @@ firewall.
 """
 
 import ipaddress
-import os
 from pathlib import Path
 from uuid import UUID
 
 import click
 
 from kvfs import own_files, runtime
-from kvfs.cli import mountpoint_argument, printable
+from kvfs.cli import mountpoint_argument, printable, unwritten
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError
 from kvfs.nfs.export import (
@@ -186,4 +185,4 @@ def _give(text: str, output: Path | None) -> None:
             )
         output.write_text(text)
     except OSError as error:
-        raise ConfigError(f"--output {output}: {os.strerror(error.errno or 0)}") from None
+        raise unwritten(f"--output {output}", error) from None

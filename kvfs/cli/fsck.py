@@ -1,8 +1,8 @@
 """`kvfs fsck`: find defects of a kvfs, mounted or not, and repair them.
 
 The daemon checks a mounted kvfs, beside its operations. This process checks one that is not
-mounted, and holds its NVMe directory meanwhile. Exit codes are those of fsck(8), except for wrong
-usage, which is 2 for all commands of kvfs.
+mounted, and holds its NVMe directory meanwhile. Exit codes are those of fsck(8), except for a fault
+of the caller, which is 2 for all commands of kvfs.
 """
 
 import json
@@ -18,8 +18,9 @@ import click
 from kvfs.cli import Refusal, is_mount, json_option, printable, target_argument
 from kvfs.cli.jobs import JobProgress, polled
 from kvfs.cli.screen import progress
+from kvfs.config import bucket_place
 from kvfs.control import request
-from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError
+from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError, UsageError
 
 CLEAN, REPAIRED, LEFT, FAILED = 0, 1, 4, 8  # fsck(8)
 NOTES = {
@@ -77,6 +78,9 @@ def command(
     usage.
     """
     live = is_mount(target)
+    if live and options:
+        raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o out")
+    bucket_place(",".join(options))  # a wrong option is the caller's fault
     how = {"repair": repair, "hashes": hashes}
     if bucket:  # a daemon of an older version does not know it
         how["bucket"] = True
@@ -84,8 +88,6 @@ def command(
     try:
         with shown.bar:
             if live:
-                if options:
-                    raise ConfigError(f"{target} is mounted, and knows its bucket: leave -o out")
                 _ask_daemon(target, shown.add_answer, how)
             else:
                 from kvfs import fsck  # noqa: PLC0415 - a mounted kvfs is checked by its daemon
@@ -94,10 +96,12 @@ def command(
                 logging.getLogger("kvfs").addHandler(logging.NullHandler())
                 fsck.run(target, shown.add_answer, options=",".join(options), **how)
     except InUseError as error:
-        raise CheckFailed(
+        raise UsageError(
             f"{target} is in use ({error.holder}): check the mount instead, "
             f"kvfs fsck {_mountpoint(error.holder)}"
         ) from error
+    except UsageError:
+        raise
     except KvfsError as error:
         raise CheckFailed(str(error)) from error
     if as_json:
@@ -115,7 +119,10 @@ def _mountpoint(holder: str) -> str:
 def _ask_daemon(
     mountpoint: Path, tell: Callable[[JobProgress], None], how: dict[str, bool]
 ) -> None:
-    request(mountpoint, "check", **how)
+    try:
+        request(mountpoint, "check", **how)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
     for answer in polled(lambda: request(mountpoint, "checked")):
         tell(answer)
         if answer["failed"]:

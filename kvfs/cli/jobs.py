@@ -129,7 +129,7 @@ def _reasons(why: Iterable[tuple[str, int]]) -> str:
 
 
 paths_argument = click.argument(
-    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path()
+    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(readable=False)
 )
 
 
@@ -273,7 +273,11 @@ def import_command(mountpoint: Path, paths: tuple[str, ...]) -> None:
         click.echo(f"  {count}: {why}")
     if found["missing"]:
         missing = ", ".join(found["missing"])
-        raise ControlError(f"{missing}: no such path on {mountpoint} or in {found['place']}")
+        if len(found["missing"]) < len(paths):  # the others are imported
+            raise ControlError(f"{missing}: no such path on {mountpoint} or in {found['place']}")
+        raise ConfigError(
+            f"{missing}: no such path on {mountpoint} or in {found['place']}: nothing is imported"
+        )
     if found["failed"]:
         raise ControlError(f"the import stopped: {found['failed']}; run it again to go on")
 

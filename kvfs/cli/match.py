@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import matching, prefix
-from kvfs.cli import give, human, json_option
+from kvfs.cli import give, human, json_option, unreachable
 from kvfs.cli.ns import Named
 from kvfs.cli.screen import pairs, screen
 from kvfs.errors import ConfigError, KvfsError
@@ -68,13 +68,13 @@ def command(namespace: str, file: Any, *, shards: str | None, as_json: bool) -> 
 def _directory(namespace: str) -> Path:
     if os.sep not in namespace:
         named = Named(namespace)
-        return named.mountpoint / named.name
+        namespace = str(named.mountpoint / named.name)
     path = Path(os.path.realpath(namespace))
     try:
         if not path.is_dir():
             raise ConfigError(f"namespace {namespace}: expected a directory")
     except OSError as error:
-        raise ConfigError(f"namespace {namespace}: {error.strerror}") from error
+        raise unreachable(path, error) from error
     return path
 
 

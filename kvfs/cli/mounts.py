@@ -8,7 +8,7 @@ import click
 from kvfs.cli import give, human, json_option, kvfs_mounts, printable
 from kvfs.cli.screen import duration, screen, table
 from kvfs.control.client import request_within
-from kvfs.errors import ControlError
+from kvfs.errors import KvfsError
 
 PATIENCE = 2.0  # s for each daemon: one that hangs must not hide the others
 
@@ -23,7 +23,7 @@ def command(*, as_json: bool) -> None:
 def _about(path: str) -> dict[str, Any]:
     try:
         status = request_within(Path(path), PATIENCE, "status")
-    except ControlError as error:
+    except KvfsError as error:
         return {"mountpoint": path, "problem": str(error)}
     return {
         "mountpoint": path,

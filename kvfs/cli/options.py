@@ -5,6 +5,7 @@ and lets the old one finish its operations. If the new daemon does not serve, th
 The commands print each option that changed. Not for the flags of a mount: `kvfs remount`.
 """
 
+import errno
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,7 +26,7 @@ from kvfs.cli import (
 )
 from kvfs.cli.screen import screen, table
 from kvfs.config import FLAGS, Config, parse_hot
-from kvfs.control import request, request_keeper
+from kvfs.control import request, request_keeper, unanswered
 from kvfs.errors import ConfigError
 from kvfs.parsing import Row, hint, kinds_of, rows
 from kvfs.templates import Templates
@@ -166,27 +167,23 @@ def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
 
     Programs on the mount wait for less than a second. Some options can change at the same time.
     """
-    before = present(mountpoint, "upgrade")
+    before = present(mountpoint)
     config = before.upgraded(",".join(options))
     start_daemon(mountpoint, config)
     if options:
         say_changes(list(changes(before.as_options(), config.as_options())))
 
 
-def present(mountpoint: Path, what: str) -> Config:
+def present(mountpoint: Path) -> Config:
     """Return the options of a mount, as its keeper has them, for a command that changes them.
 
-    Raises ConfigError; what: the command's name.
+    Raises ConfigError, ControlError.
     """
-    mount = runtime.kvfs_mount(mountpoint)
+    runtime.kvfs_mount(mountpoint)
     path = runtime.runtime_dir(mountpoint) / "config"
     text = own_files.read(path, EXPECTED, CURE)
     if text is None:
-        why = f"there is no {path}"
-        raise ConfigError(
-            f"{mountpoint} has no keeper here to {what} it ({why}): run this as the mounting user "
-            f"({mount.owner}) in the same container, or unmount, and mount with this kvfs"
-        )
+        raise unanswered(mountpoint, FileNotFoundError(errno.ENOENT, f"there is no {path}"))
     found = Config.from_json(text)
     if found.mountpoint != mountpoint:
         raise own_files.wrong(path, text, EXPECTED, CURE)

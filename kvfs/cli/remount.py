@@ -65,7 +65,7 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
     Raises ConfigError, ControlError or KvfsError; then nothing has changed.
     """
     entry = runtime.kvfs_mount(mountpoint)
-    before = present(mountpoint, "remount")
+    before = present(mountpoint)
     asked = parse(words, entry)
     options = ",".join(word.replace(",", "\\,") for word in asked.options.values())
     config = before.upgraded(options, by=COMMAND)

@@ -15,7 +15,7 @@ FEW = 8  # names in a line
 
 
 @click.command
-@click.argument("path", metavar="PATH", type=click.Path())
+@click.argument("path", metavar="PATH", type=click.Path(readable=False))
 @json_option
 def command(path: str, *, as_json: bool) -> None:
     """Show where a file is and when kvfs will evict it."""

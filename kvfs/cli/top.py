@@ -48,6 +48,7 @@ class Poller:
         self.stop = threading.Event()
         self.frame = TopFrame()
         self.gone = False
+        self.failed: KvfsError | None = None  # why the last look failed, if one ever did
         self._drawn = threading.Event()  # unset: there is something new
 
     def run(self) -> None:
@@ -63,6 +64,7 @@ class Poller:
             look = Look(time.monotonic(), status)
             self.frame = self.frame.after(look, self._objects())
         except KvfsError as error:
+            self.failed = error
             self.gone = not is_kvfs(self.mountpoint)
             self.frame = self.frame.without_answer(time.monotonic(), str(error))
         self._drawn.clear()
@@ -126,8 +128,8 @@ def _once(poller: Poller) -> None:
     if poller.frame.look is not None:
         time.sleep(poller.interval)
         poller.look()
-    if poller.frame.look is None:
-        raise KvfsError(poller.frame.problem)
+    if poller.frame.look is None and poller.failed is not None:
+        raise poller.failed
     console = screen()
     console.print(poller.frame.render(View(), console.width, ROWS_ONCE))
 

@@ -11,6 +11,7 @@ import itertools
 import math
 import os
 import signal
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,15 @@ from pathlib import Path
 import click
 from rich.progress import Progress, TaskID
 
-from kvfs.cli import Refusal, give, is_kvfs, json_option, mountpoint_argument, with_notes
+from kvfs.cli import (
+    Refusal,
+    give,
+    is_kvfs,
+    json_option,
+    mountpoint_argument,
+    unreachable,
+    with_notes,
+)
 from kvfs.cli.screen import progress, screen, table
 from kvfs.errors import ConfigError
 from kvfs.simulation import curves, sweep
@@ -212,7 +221,11 @@ def replay_command(
         raise ConfigError(f"block size {block_size}: expected {SMALLEST_BLOCK} bytes or more")
     if speed is not None and not math.isfinite(speed):
         raise ConfigError(f"speed {speed}: expected a number above 0")
-    if not os.path.isdir(mountpoint):
+    try:
+        is_directory = stat.S_ISDIR(mountpoint.stat().st_mode)
+    except OSError as error:
+        raise unreachable(mountpoint, error) from error
+    if not is_directory:
         raise ConfigError(f"{mountpoint} is not a directory: give a mount point")
     with _interruptible(), progress() as bar:
         task = bar.add_task("reading requests", total=limit)

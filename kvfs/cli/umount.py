@@ -86,7 +86,9 @@ def _keeper(mountpoint: Path) -> int | None:
     try:
         status = request(mountpoint, "status")
         return os.pidfd_open(status["keeper_pid"] or status["daemon_pid"])
-    except (ControlError, ProcessLookupError) as error:
+    except (ConfigError, ControlError, ProcessLookupError) as error:
+        if isinstance(error, ConfigError) and os.geteuid():
+            raise  # another user's mount; root may unmount it without asking
         click.echo(f"kvfs: unmounting without the daemon's help: {error}", err=True)
         return None
 

@@ -5,6 +5,6 @@ mount can open it. Not for data, nor for requests with a late reply: one request
 and others ask for its progress.
 """
 
-from kvfs.control.client import request, request_keeper, request_within
+from kvfs.control.client import request, request_keeper, request_within, unanswered
 
-__all__ = ["request", "request_keeper", "request_within"]
+__all__ = ["request", "request_keeper", "request_within", "unanswered"]

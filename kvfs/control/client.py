@@ -19,7 +19,7 @@ UNHEARD = (FileNotFoundError, ConnectionRefusedError)  # no process has taken th
 
 
 def request(mountpoint: Path, verb: str, **arguments: object) -> dict[str, Any]:
-    """Ask the daemon behind a mount point. Raises ControlError with the daemon's own reason.
+    """Ask the daemon behind a mount point. Raises ControlError or ConfigError with its own reason.
 
     If the daemon dies meanwhile, the client asks its successor again, and says so: the dead daemon
     may have done the work. No request does harm when it is made twice.
@@ -41,21 +41,28 @@ def request_within(
         except OSError as error:
             again |= not isinstance(error, UNHEARD)
             if not runtime.keeper_path(mountpoint).exists() or time.monotonic() > deadline:
-                raise ControlError(
-                    f"no daemon answers for {mountpoint} ({error}): {_advice(mountpoint, error)}"
-                ) from error
+                raise unanswered(mountpoint, error) from error
         time.sleep(RETRY)
 
 
-def _advice(mountpoint: Path, error: OSError) -> str:
+def unanswered(mountpoint: Path, error: OSError) -> ConfigError | ControlError:
+    """Return the error for a daemon that does not answer. ConfigError: another user mounted it."""
     mount = runtime.mount_at(mountpoint)
+    user = "" if mount is None else mount.owner.removeprefix("user_id=")
+    if user.isdecimal() and int(user) != os.geteuid():
+        cure = "use sudo" if user == "0" else "run this as that user, or with sudo"
+        return ConfigError(
+            f"uid {os.geteuid()} may not ask {mountpoint}, it was mounted by {_user(int(user))}: "
+            f"{cure}"
+        )
+    return ControlError(
+        f"no daemon answers for {mountpoint} ({error}): {_advice(mountpoint, mount, error)}"
+    )
+
+
+def _advice(mountpoint: Path, mount: runtime.MountEntry | None, error: OSError) -> str:
     if mount is None or mount.fstype != runtime.FSTYPE:
         return "give a mount point of kvfs"
-    user = mount.owner.removeprefix("user_id=")
-    if user.isdecimal() and int(user) != os.geteuid():
-        if user == "0":
-            return "it was mounted by root: use sudo"
-        return f"it was mounted by {_user(int(user))}: run this as that user, or with sudo"
     if not isinstance(error, FileNotFoundError):
         return f"if its daemon has died: kvfs umount {mountpoint}"
     return (
@@ -66,6 +73,8 @@ def _advice(mountpoint: Path, error: OSError) -> str:
 
 
 def _user(uid: int) -> str:
+    if not uid:
+        return "root"
     try:
         return f"user {pwd.getpwuid(uid).pw_name}"
     except KeyError:

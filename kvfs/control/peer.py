@@ -12,7 +12,7 @@ import struct
 from collections.abc import Collection
 from typing import Any, NamedTuple, Protocol
 
-from kvfs.errors import ControlError
+from kvfs.errors import ConfigError, ControlError
 
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred: process, user, group
 
@@ -32,7 +32,7 @@ class ControlRequest(NamedTuple):
 
 
 def asked(connection: Connected, line: bytes, verbs: Collection[str]) -> ControlRequest:
-    """Return the request of a line. ControlError: malformed, or refused by `check`."""
+    """Return the request of a line. ControlError: malformed. ConfigError: refused by `check`."""
     check(connection)
     try:
         found = json.loads(line)
@@ -51,11 +51,11 @@ def asked(connection: Connected, line: bytes, verbs: Collection[str]) -> Control
 
 
 def check(connection: Connected) -> None:
-    """Raises ControlError for a peer that gets no answer."""
+    """Raises ConfigError for a peer that gets no answer."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     if user not in {0, os.geteuid()}:
-        raise ControlError(
+        raise ConfigError(
             f"uid {user} may not ask this mount: expected root, or uid {os.geteuid()} that "
             "mounted it"
         )

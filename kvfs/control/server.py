@@ -19,11 +19,28 @@ import trio
 
 from kvfs.control import peer
 from kvfs.control.client import PATIENCE
-from kvfs.errors import ConfigError, KvfsError
+from kvfs.errors import (
+    ConfigError,
+    ExistsError,
+    InvalidError,
+    KvfsError,
+    NameTooLongError,
+    NoAttributeError,
+    NotFoundError,
+)
 
 log = logging.getLogger(__name__)
 
 LINE_MAX = 64 << 10  # bytes of a request
+# Faults of the caller, who named a wrong thing: the command exits with 2, and nothing has changed.
+CALLERS = (
+    ConfigError,
+    ExistsError,
+    InvalidError,
+    NameTooLongError,
+    NoAttributeError,
+    NotFoundError,
+)
 
 VerbHandler = Callable[..., Awaitable[dict[str, Any]]]
 
@@ -85,7 +102,7 @@ async def _answer(
         if again and "again" in inspect.signature(handler).parameters:
             handler = partial(handler, again=True)
         return await handler(**arguments)
-    except ConfigError as error:
+    except CALLERS as error:
         return {"error": str(error), "invalid": True}
     except KvfsError as error:
         return {"error": str(error)}

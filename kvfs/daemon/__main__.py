@@ -23,6 +23,7 @@ from kvfs.daemon import verbs
 from kvfs.daemon.mount import Mount
 from kvfs.errors import CatalogError, ConfigError
 from kvfs.live import LiveConfig
+from kvfs.s3.errors import OutageError
 
 log = logging.getLogger("kvfs.daemon")
 
@@ -121,6 +122,8 @@ def main() -> int:
         if unreadable := _unreadable(error):
             log.error("ended by an error: %s", unreadable)
             error = unreadable
+        elif isinstance(error, OutageError):
+            log.error("ended by an error: %s", error)
         elif not refused:
             log.exception("ended by an error")
         with suppress(Closed):

@@ -21,6 +21,7 @@ from kvfs.config import Config
 from kvfs.daemon.storage import expect_place
 from kvfs.errors import CatalogError, ConfigError
 from kvfs.live import LiveConfig
+from kvfs.s3.errors import OutageError
 from kvfs.s3.transfer import Terms
 from kvfs.tiers import Bucket, identity_in
 
@@ -50,7 +51,11 @@ def notes(config: Config, directory: Path) -> str:
 
 
 def prepare(live: LiveConfig, directory: Path, *, takeover: bool) -> Bucket | None:
-    """Return the bucket, None without one. ConfigError: it is required and cannot be used."""
+    """Return the bucket, None without one.
+
+    If it is required and cannot be used, raises ConfigError or OutageError: the store refuses, or
+    does not answer.
+    """
     config, place = live.config, live.config.place
     if place is None:
         return None
@@ -84,8 +89,9 @@ def prepare(live: LiveConfig, directory: Path, *, takeover: bool) -> Bucket | No
     why = found.get("refused") or found["failed"]
     if config.s3_required:
         without = "s3_required=off mounts without it meanwhile"
-        cure = "" if "refused" in found else f"; {place.cure} {without}"
-        raise ConfigError(f"s3={config.s3}: {why}{cure}")
+        if "refused" in found:
+            raise ConfigError(f"s3={config.s3}: {why}")
+        raise OutageError(f"s3={config.s3}: {why}; {place.cure} {without}")
     log.warning("mounted without the bucket %s, until it answers: %s", place, why)
     bucket.health.unanswered(time.monotonic(), why)
     noted.unlink(missing_ok=True)

@@ -45,7 +45,7 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
 
     def bucketed(found: T | None) -> T:
         if found is None:
-            raise ControlError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+            raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
         return found
 
     async def show() -> dict[str, Any]:
@@ -154,9 +154,7 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
 
     async def bucket_claims(after: int) -> dict[str, Any]:
         """Return this node's objects in the bucket after `after`; repeat until that is 0."""
-        found = mount.bucket
-        if found is None:
-            raise ConfigError(f"{mount.config.mountpoint} has no bucket: mount it with s3=")
+        found = bucketed(mount.bucket)
         namespaces = mount.ledger.namespaces
         return await describe(namespaces, found, mount.identity, mount.notes, after)
 

@@ -37,6 +37,7 @@ ERRNO: dict[type[errors.KvfsError], int] = {
     # Raised before a mount exists, or by the command line; here so that the table is complete.
     errors.ConfigError: errno.EINVAL,
     errors.InUseError: errno.EBUSY,
+    errors.UsageError: errno.EINVAL,
     errors.SpecMismatchError: errno.EINVAL,
     errors.ControlError: errno.EIO,
 }

@@ -42,6 +42,7 @@ CLIENT = 2.0  # s for a client's request; the loop does nothing else meanwhile
 REQUEST_MAX = 1 << 20  # bytes
 _CONFIG = "the options of this mount"
 _CONFIG_CURE = "run kvfs set again; until then the options of the mount hold"
+REFUSED = 2  # the exit code of a command whose options a daemon refused
 NICENESS = 10  # of a process that loads while another one serves
 
 
@@ -315,7 +316,9 @@ class Keeper:
             request = peer.asked(connection, asked, verbs)
             return verbs[request.verb](**request.arguments)
         except (DaemonFailed, KvfsError, TypeError, ValueError, OSError) as error:
-            return {"error": str(error)}  # ValueError, OSError: the command cannot be run
+            # A wrong option, or a wrong user. ValueError, OSError: the command cannot be run.
+            callers = isinstance(error, ConfigError) or getattr(error, "exit", 1) == REFUSED
+            return {"error": str(error), **({"invalid": True} if callers else {})}
 
     def _status(self) -> dict[str, Any]:
         return {
@@ -364,7 +367,8 @@ class Keeper:
                 ) from error
             self.notify.ready(self._status_line())
             raise DaemonFailed(
-                f"{error}; kvfs {before['version']} serves again, nothing is changed"
+                f"{error}; kvfs {before['version']} serves again, nothing is changed",
+                error.exit if isinstance(error, DaemonFailed) else 1,
             ) from error
         self.command = tuple(command)
         own_files.write(self.directory / "config", json.dumps(config))

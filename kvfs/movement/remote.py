@@ -82,7 +82,10 @@ class Remote:
         """
         terms = self.bucket.terms
         if terms is None:
-            raise TierError(f"{self.bucket.place} could not be asked yet what it honours")
+            why = self.bucket.health.why or "it was not asked yet"
+            raise TierError(
+                f"{self.bucket.place} cannot be reached: {why}; {self.bucket.place.cure}"
+            )
         job = stores.StoreCall(do, arguments, options)
         if lane == "look":  # a program waits: a slow store is a miss
             what = (self.bucket.place, job)

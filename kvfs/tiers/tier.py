@@ -20,7 +20,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from kvfs import failpoints
-from kvfs.errors import ConfigError, InUseError, KvfsError, NoSpaceError, NotFoundError, TierError
+from kvfs.errors import (
+    ConfigError,
+    InUseError,
+    KvfsError,
+    NoSpaceError,
+    NotFoundError,
+    TierError,
+    UsageError,
+)
 from kvfs.tiers.calls import Calls, Health
 
 if TYPE_CHECKING:
@@ -334,21 +342,21 @@ def expect_own_directory(option: str, root: Path) -> None:
     mine = os.geteuid()
     link = root.lstat()
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in {0, mine}:
-        raise ConfigError(
+        raise UsageError(
             f"{option}={root} is a symbolic link that uid {link.st_uid} has made, expected a "
             "directory, or a link of yours"
         )
     real = Path(os.path.realpath(root))
     found = real.stat()
     if found.st_uid != mine:
-        raise ConfigError(
+        raise UsageError(
             f"{option}={root} belongs to uid {found.st_uid}, expected uid {mine}, who mounts: "
             f"others could change its files; chown -R {mine} {real}, or give another directory"
         )
     for above in real.parents:
         mode = above.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise ConfigError(
+            raise UsageError(
                 f"{option}={root} is below {above}, to which everybody may write, and so put "
                 f"something else in its place; chmod o-w {above}, or give another directory"
             )

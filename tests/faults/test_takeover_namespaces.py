@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvfs.control import request, request_keeper
-from kvfs.errors import ControlError
+from kvfs.errors import ConfigError, ControlError
 from kvfs.keeper.keeper import SHORT_LIFE
 from tests.harness import Mounted, alive, wait_for
 from tests.mount.test_fsck import found
@@ -109,7 +109,7 @@ def test_a_namespace_that_was_made_by_a_daemon_that_died_is_made(
     made = request(kv.path, "ns_create", **asked)
     assert (made["own"], made["settings"]["weight"]) == (True, "7")
     assert kv.status()["takeovers"] == before + 1
-    with pytest.raises(ControlError, match="namespace n exists: change it with kvfs ns set"):
+    with pytest.raises(ConfigError, match="namespace n exists: change it with kvfs ns set"):
         request(kv.path, "ns_create", **asked)
     check_sound(kv)
 

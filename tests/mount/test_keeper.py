@@ -277,8 +277,11 @@ def test_an_upgrade_keeps_everything(kv: Mounted) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("passthrough=off", "kvfs upgrade cannot change passthrough: unmount"),
-        ("nvme=/elsewhere,allow_other=on", "kvfs upgrade cannot change allow_other, nvme: unmount"),
+        ("passthrough=off", "kvfs upgrade cannot change passthrough=off of /"),
+        (
+            "nvme=/other,allow_other=on",
+            "kvfs upgrade cannot change allow_other=on, nvme=/other of /",
+        ),
         ("ram=1T", "more than the memory"),
         ("frobnicate=1", "unknown option 'frobnicate'"),
     ],

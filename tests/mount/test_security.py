@@ -72,7 +72,8 @@ def test_others_are_not_answered(kv: Mounted, tmp_path: Path, name: str) -> None
     (directory / name).chmod(0o666)
     assert asked_by_nobody(name, directory, answer) == 0
     assert json.loads(answer.read_text()) == {
-        "error": f"uid {NOBODY} may not ask this mount: expected root, or uid 0 that mounted it"
+        "error": f"uid {NOBODY} may not ask this mount: expected root, or uid 0 that mounted it",
+        "invalid": True,
     }
     assert request(kv.path, "status")["keeper_pid"] == kv.keeper
     assert request_keeper(kv.path, "status")["keeper_pid"] == kv.keeper

@@ -215,15 +215,15 @@ def test_without_nvme_an_unmount_uploads(made: Make, s3: Server, bucket: str) ->
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "reason", "code"),
     [
-        ({"s3": "s3://no-such-bucket-here"}, "NoSuchBucket"),
-        ({"s3_endpoint": "http://127.0.0.1:1"}, "s3_required=off mounts without it"),
-        ({"s3_profile": "nobody"}, "ProfileNotFound"),
+        ({"s3": "s3://no-such-bucket-here"}, "NoSuchBucket", 2),
+        ({"s3_endpoint": "http://127.0.0.1:1"}, "s3_required=off mounts without it", 1),
+        ({"s3_profile": "nobody"}, "ProfileNotFound", 2),
     ],
 )
 def test_a_mount_is_refused_before_anything_changes(
-    s3: Server, bucket: str, tmp_path: Path, change: dict[str, str], reason: str
+    s3: Server, bucket: str, tmp_path: Path, change: dict[str, str], reason: str, code: int
 ) -> None:
     options = {"s3": f"s3://{bucket}", "s3_endpoint": s3.endpoint, "s3_region": "us-east-1"}
     text = ",".join(f"{name}={value}" for name, value in (options | change).items())
@@ -235,7 +235,7 @@ def test_a_mount_is_refused_before_anything_changes(
         text=True,
         check=False,
     )
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == code, done.stderr
     assert reason in done.stderr
     assert s3.credentials["AWS_SECRET_ACCESS_KEY"] not in done.stderr
     assert not (tmp_path / "nvme" / "catalog").exists()

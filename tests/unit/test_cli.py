@@ -405,8 +405,8 @@ def test_status_of_a_dead_daemon_names_the_cure(dead_mount: Path) -> None:
     assert f"were deleted: kvfs umount {dead_mount}" in result.stderr
 
 
-def test_upgrade_by_another_user_names_the_owner(dead_mount: Path) -> None:
-    assert_refused(kvfs("upgrade", dead_mount), "run this as the mounting user (user_id=0)")
+def test_upgrade_of_a_dead_daemon_names_the_cure(dead_mount: Path) -> None:
+    assert_refused(kvfs("upgrade", dead_mount), "Run this as the mounting user (user_id=0)", 1)
 
 
 def test_set_hands_all_settings_over_at_once(

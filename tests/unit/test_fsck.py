@@ -75,7 +75,7 @@ def test_a_locked_directory_says_by_whom(directory: Path) -> None:
         run(directory)
     assert refused.value.holder == "process 7, mounted on /mnt/kv"
     result = CliRunner().invoke(main, ["fsck", str(directory)])
-    assert result.exit_code == 8
+    assert result.exit_code == 2
     assert "kvfs fsck /mnt/kv" in result.stderr
     holder.close()
     assert run(directory)["ended"]

@@ -126,7 +126,10 @@ class _Writer(threading.Thread):
         try:
             self._file = self._open()
         except OSError as error:
-            raise ConfigError(f"access_log={path} cannot be written: {error.strerror}") from error
+            raise ConfigError(
+                f"access_log={path} cannot be written: {error.strerror}, expected a file in a "
+                f"directory where uid {os.geteuid()} may write"
+            ) from error
 
     def _open(self) -> IO[bytes]:
         preflight.check_access_file(self.path)
