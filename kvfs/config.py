@@ -365,7 +365,7 @@ class Config:
         if "ram" in given and 0 in {values["ram"], self.ram}:
             fixed.add("ram")  # from or to none at all
         if fixed:
-            told = ", ".join(f"{one}={_OPTIONS[one].text(values[one])}" for one in sorted(fixed))
+            told = ", ".join(f"{one}={OPTIONS[one].text(values[one])}" for one in sorted(fixed))
             raise ConfigError(
                 f"{by} cannot change {told} of {self.mountpoint}: unmount, and mount with it"
             )
@@ -386,7 +386,7 @@ class Config:
         """
         texts = {
             name: kind.text(given).replace(",", "\\,")
-            for name, kind in _OPTIONS.items()
+            for name, kind in OPTIONS.items()
             if (given := getattr(self, name)) is not None
         }
         if self.nvme is None:
@@ -434,7 +434,7 @@ class Config:
         if not self.mountpoint.is_absolute() or not set(self.mount_flags) <= FLAGS.keys():
             raise ValueError(f"mountpoint {self.mountpoint}, flags {self.mount_flags}")
         for item in fields(self):
-            given, kind = getattr(self, item.name), _OPTIONS.get(item.name)
+            given, kind = getattr(self, item.name), OPTIONS.get(item.name)
             if kind is None or given is None or given == item.default:
                 continue
             again = kind.parse(kind.text(given))
@@ -472,7 +472,7 @@ def bucket_shared(options: str) -> bool:
 
 def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the option's
     """Return the value of an option that may change while mounted, or raise ConfigError."""
-    if name in _OPTIONS and not _ROWS[name].hot:
+    if name in OPTIONS and not _ROWS[name].hot:
         hot = ", ".join(row.name for row in _ROWS.values() if row.hot)
         cure = (
             f" by kvfs set, but by kvfs upgrade MOUNTPOINT -o {name}={text}"
@@ -480,10 +480,10 @@ def parse_hot(name: str, text: str) -> Any:  # noqa: ANN401 - the type is the op
             else ": unmount, and mount again"
         )
         raise ConfigError(f"{name} cannot change while mounted{cure}; kvfs set can: {hot}")
-    return read_field("option", name, text, _OPTIONS, FLAGS)
+    return read_field("option", name, text, OPTIONS, FLAGS)
 
 
-_OPTIONS = {name: kind for name, kind in kinds_of(Config).items() if kind is not _MOUNT_FLAGS}
+OPTIONS = {name: kind for name, kind in kinds_of(Config).items() if kind is not _MOUNT_FLAGS}
 _ROWS = {row.name: row for row in rows(Config)}
 
 
@@ -506,7 +506,7 @@ def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
             name, equals, text = word.partition("=")
             if name in values:
                 raise ConfigError(f"option {name} is given twice: give it once")
-            if not equals and _OPTIONS.get(name) is SWITCH:
+            if not equals and OPTIONS.get(name) is SWITCH:
                 text = "on"  # a switch alone, as in fstab
-            values[name] = read_field("option", name, text, _OPTIONS, FLAGS)
+            values[name] = read_field("option", name, text, OPTIONS, FLAGS)
     return values, tuple(flags)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import __version__, runtime
+from kvfs.cli import completion
 from kvfs.control import unanswered
 from kvfs.errors import ConfigError, ControlError, KvfsError
 
@@ -124,7 +125,8 @@ class Commands(Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command. An unknown name gets the nearest ones as a suggestion."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        known = ctx.resilient_parsing or not args  # a completion says nothing
+        if not known and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS)
             cure = f"did you mean {' or '.join(near)}?" if near else "see kvfs --help"
             raise BadInput(f"no such command {args[0]!r}: {cure}")
@@ -164,7 +166,11 @@ def _mounted(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 
 
 mountpoint_argument = click.argument(
-    "mountpoint", metavar="MOUNTPOINT", type=click.UNPROCESSED, callback=_canonical
+    "mountpoint",
+    metavar="MOUNTPOINT",
+    type=click.UNPROCESSED,
+    callback=_canonical,
+    shell_complete=completion.directories,
 )
 # Of commands that ask a mount: any path on it will do.
 mounted_argument = click.argument(
@@ -173,9 +179,14 @@ mounted_argument = click.argument(
     type=click.UNPROCESSED,
     required=False,
     callback=_mounted,
+    shell_complete=completion.directories,
 )
 target_argument = click.argument(
-    "target", metavar="TARGET", type=click.UNPROCESSED, callback=_canonical
+    "target",
+    metavar="TARGET",
+    type=click.UNPROCESSED,
+    callback=_canonical,
+    shell_complete=completion.directories,
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import runtime
-from kvfs.cli import engine_loop, give, human, json_option, mounted_argument
+from kvfs.cli import completion, engine_loop, give, human, json_option, mounted_argument
 from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError, KvfsError
@@ -77,6 +77,7 @@ class Side:
     default=Path("/dev/shm"),  # noqa: S108 (a directory of its own is made in it)
     show_default=True,
     metavar="DIR",
+    shell_complete=completion.directories,
     help="Directory to compare with.",
 )
 @json_option

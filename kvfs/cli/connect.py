@@ -9,7 +9,7 @@ import json
 import click
 
 from kvfs import profiles
-from kvfs.cli import json_option
+from kvfs.cli import completion, json_option
 from kvfs.cli.ns import Named, configuration, expect_own, namespace_argument, say_misfits
 from kvfs.cli.screen import screen, table
 from kvfs.errors import ConfigError
@@ -19,7 +19,7 @@ WAYS = {"files": "by files", "native": "natively"}
 
 
 @click.command(epilog="Engines: " + ", ".join(profiles.ENGINES))
-@click.argument("engine", metavar="ENGINE")
+@click.argument("engine", metavar="ENGINE", shell_complete=completion.words(profiles.ENGINES))
 @namespace_argument
 @click.option(
     "--file",

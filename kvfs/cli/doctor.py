@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvfs import runtime
-from kvfs.cli import give, human, json_option, printable
+from kvfs.cli import completion, give, human, json_option, printable
 from kvfs.cli.screen import screen
 from kvfs.errors import ConfigError
 
@@ -60,6 +60,7 @@ def _file(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Pa
 @click.option(
     "--bundle",
     callback=_file,
+    shell_complete=completion.files,
     metavar="FILE.tar.gz",
     help=("Write the report, and all other facts that a defect report needs, to a new file."),
 )

@@ -15,10 +15,10 @@ from typing import Any
 
 import click
 
-from kvfs.cli import Refusal, is_mount, json_option, printable, target_argument
+from kvfs.cli import Refusal, completion, is_mount, json_option, printable, target_argument
 from kvfs.cli.jobs import JobProgress, polled
 from kvfs.cli.screen import progress
-from kvfs.config import bucket_place
+from kvfs.config import OPTIONS, bucket_place
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, InUseError, KvfsError, UsageError
 
@@ -58,6 +58,9 @@ class CheckFailed(Refusal):
     help=(
         "Bucket of an unmounted kvfs: s3, s3_endpoint (default: Amazon's), s3_region, "
         "s3_profile, and s3_shared=off if no other node uses it."
+    ),
+    shell_complete=completion.options(
+        {name: OPTIONS[name] for name in (*completion.BUCKET, "s3_shared")}
     ),
 )
 @json_option

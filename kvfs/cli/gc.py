@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from kvfs import runtime
-from kvfs.cli import Refusal, human, is_mount, json_option
+from kvfs.cli import Refusal, completion, human, is_mount, json_option
 from kvfs.cli.screen import progress
+from kvfs.config import OPTIONS
 from kvfs.errors import ConfigError, InUseError
 from kvfs.parsing import DURATION, read_value
 
@@ -49,13 +50,20 @@ def _target(_ctx: click.Context, _param: click.Parameter, value: str | None) -> 
 
 
 @click.command
-@click.argument("target", required=False, type=click.UNPROCESSED, callback=_target)
+@click.argument(
+    "target",
+    required=False,
+    type=click.UNPROCESSED,
+    callback=_target,
+    shell_complete=completion.directories,
+)
 @click.option(
     "-o",
     "options",
     multiple=True,
     metavar="s3=...,...",
     help="Bucket, as for a mount: s3, s3_endpoint, s3_region, s3_profile.",
+    shell_complete=completion.options({name: OPTIONS[name] for name in completion.BUCKET}),
 )
 @click.option(
     "--delete",

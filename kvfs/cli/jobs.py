@@ -18,6 +18,7 @@ from rich.progress import Progress
 
 from kvfs import runtime
 from kvfs.cli import (
+    completion,
     give,
     human,
     json_option,
@@ -252,7 +253,7 @@ def _namespace(path: str, mountpoint: Path) -> str:
 
 @click.command
 @mountpoint_argument
-@click.argument("paths", metavar="[PATH]...", nargs=-1)
+@click.argument("paths", metavar="[PATH]...", nargs=-1, shell_complete=completion.files)
 def import_command(mountpoint: Path, paths: tuple[str, ...]) -> None:
     """Add the objects of the bucket to the catalog.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import matching, prefix
-from kvfs.cli import give, human, json_option, unreachable
+from kvfs.cli import completion, give, human, json_option, unreachable
 from kvfs.cli.ns import Named
 from kvfs.cli.screen import pairs, screen
 from kvfs.errors import ConfigError, KvfsError
@@ -28,7 +28,7 @@ class _Spec(NamedTuple):
 
 
 @click.command
-@click.argument("namespace", metavar="NAMESPACE")
+@click.argument("namespace", metavar="NAMESPACE", shell_complete=completion.namespaces)
 @click.option(
     "--tokens",
     "file",

@@ -17,8 +17,8 @@ from typing import IO, Any, NoReturn
 import click
 
 from kvfs import runtime
-from kvfs.cli import human, mountpoint_argument, printable, users
-from kvfs.config import Config, option_words
+from kvfs.cli import completion, human, mountpoint_argument, printable, users
+from kvfs.config import FLAGS, OPTIONS, Config, option_words
 from kvfs.control import request, request_keeper
 from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.parsing import kinds_of, rows
@@ -80,6 +80,7 @@ def _options_help() -> str:
     multiple=True,
     metavar="OPTION[=VALUE],...",
     help="Mount options, listed below.",
+    shell_complete=completion.options(OPTIONS, FLAGS),
 )
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground until unmounted.")
 def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> None:

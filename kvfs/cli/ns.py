@@ -16,6 +16,7 @@ from kvfs import profiles, runtime
 from kvfs.cli import (
     Group,
     assignments,
+    completion,
     give,
     human,
     json_option,
@@ -26,7 +27,7 @@ from kvfs.cli import (
 from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError
-from kvfs.parsing import rows
+from kvfs.parsing import kinds_of, rows
 from kvfs.rates import opens_of
 from kvfs.settings import Settings
 
@@ -84,8 +85,13 @@ def _named(_ctx: click.Context, _param: click.Parameter, value: str) -> Named:
 
 
 namespace_argument = click.argument(
-    "namespace", metavar="NAMESPACE", type=click.UNPROCESSED, callback=_named
+    "namespace",
+    metavar="NAMESPACE",
+    type=click.UNPROCESSED,
+    callback=_named,
+    shell_complete=completion.namespaces,
 )
+_complete_settings = completion.assignments(kinds_of(Settings))
 
 
 def _for(meaning: str) -> Callable[[Command], Command]:
@@ -112,7 +118,7 @@ def command() -> None:
 
 @command.command()
 @namespace_argument
-@click.argument("settings", nargs=-1, metavar="NAME=VALUE...")
+@click.argument("settings", nargs=-1, metavar="NAME=VALUE...", shell_complete=_complete_settings)
 @_for("Set the settings that this connector needs, and print its configuration.")
 def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -> None:
     """Create NAMESPACE with these settings. `kvfs ns --help` explains them."""
@@ -138,7 +144,13 @@ def configuration(namespace: Named, connector: str, settings: Settings) -> str:
 
 @command.command(name="set")
 @namespace_argument
-@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.argument(
+    "settings",
+    nargs=-1,
+    required=True,
+    metavar="NAME=VALUE...",
+    shell_complete=_complete_settings,
+)
 def change(namespace: Named, settings: tuple[str, ...]) -> None:
     """Change settings of NAMESPACE while it is in use: all of them or none.
 

@@ -17,6 +17,7 @@ import click
 from kvfs import __version__, own_files, runtime
 from kvfs.cli import (
     assignments,
+    completion,
     give,
     human,
     json_option,
@@ -37,11 +38,12 @@ FLAGS_ROW = "mount_flags"
 _ROWS = {row.name: row for row in rows(Config)}
 _KINDS = kinds_of(Config)
 _NONE = "none"
+UPGRADED = {name: kind for name, kind in _KINDS.items() if _ROWS[name].upgrade}
 
 
 @click.command
 @mountpoint_argument
-@click.argument("names", nargs=-1, metavar="[NAME...]")
+@click.argument("names", nargs=-1, metavar="[NAME...]", shell_complete=completion.words(_ROWS))
 @json_option
 def get_command(mountpoint: Path, names: tuple[str, ...], *, as_json: bool) -> None:
     """Show the options of a mount as they are now.
@@ -126,7 +128,15 @@ def say_changes(lines: list[str]) -> None:
 
 @click.command
 @mountpoint_argument
-@click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
+@click.argument(
+    "settings",
+    nargs=-1,
+    required=True,
+    metavar="NAME=VALUE...",
+    shell_complete=completion.assignments(
+        {row.name: _KINDS[row.name] for row in rows(Config) if row.hot}
+    ),
+)
 def set_command(mountpoint: Path, settings: tuple[str, ...]) -> None:
     """Change options of a mount while it is mounted.
 
@@ -161,6 +171,7 @@ def _options_help() -> str:
     multiple=True,
     metavar="OPTION=VALUE,...",
     help="Options to change at the same time.",
+    shell_complete=completion.options(UPGRADED),
 )
 def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
     """Serve a mount with this version, without an unmount.

@@ -15,9 +15,10 @@ from typing import NamedTuple
 import click
 
 from kvfs import mounts, runtime
-from kvfs.cli import mountpoint_argument, users
+from kvfs.cli import completion, mountpoint_argument, users
 from kvfs.cli.options import (
     FLAGS_ROW,
+    UPGRADED,
     change_now,
     changes,
     present,
@@ -49,6 +50,7 @@ class Asked(NamedTuple):
     required=True,
     metavar="OPTION[=VALUE],...",
     help="Options and flags to change.",
+    shell_complete=completion.options(UPGRADED, [*FLAGS, *FLAGS.values()]),
 )
 def command(mountpoint: Path, options: tuple[str, ...]) -> None:
     """Change options and flags of a mount in use.

@@ -21,6 +21,7 @@ from rich.progress import Progress, TaskID
 
 from kvfs.cli import (
     Refusal,
+    completion,
     give,
     is_kvfs,
     json_option,
@@ -40,7 +41,7 @@ TOKEN_BYTES = 128 << 10  # of Llama-3.1-8B in bf16
 
 Results = dict[Case, Hits]
 
-trace_argument = click.argument("trace", metavar="TRACE")
+trace_argument = click.argument("trace", metavar="TRACE", shell_complete=completion.files)
 block_tokens_option = click.option(
     "--block-tokens",
     type=click.IntRange(min=1),
@@ -75,6 +76,7 @@ def _loaded(bar: Progress, task: TaskID, trace: str, block_tokens: int, limit: i
     "policies",
     multiple=True,
     metavar="NAME",
+    shell_complete=completion.words(POLICIES),
     help=f"What goes first, by default {DEFAULT_POLICY}. May be given several times. "
     "One of: " + ", ".join(POLICIES) + ".",
 )
@@ -87,7 +89,12 @@ def _loaded(bar: Progress, task: TaskID, trace: str, block_tokens: int, limit: i
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after N requests.")
 @json_option
-@click.option("--plot", metavar="FILE.png", help="Draw the curves and the bound to this file.")
+@click.option(
+    "--plot",
+    metavar="FILE.png",
+    help="Draw the curves and the bound to this file.",
+    shell_complete=completion.files,
+)
 def simulate_command(
     *,
     trace: str,
