@@ -32,7 +32,7 @@ def test_another_user_is_told_who_mounted(kv: Mounted, words: list[str]) -> None
         done = CliRunner().invoke(main, command, prog_name="kvfs")
     finally:
         os.seteuid(0)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "it was mounted by root: use sudo" in done.stderr
     assert "umount" not in done.stderr
 

@@ -302,8 +302,10 @@ def test_an_import(two: Two, s3: Server, bucket: str) -> None:
     assert (b.path / deep / "k").read_bytes() == OLD
     assert s3_of(b)["lookups"] == 0
     done = subprocess.run([*asked, "nowhere"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"nowhere: no such path on {b.path} or in s3://{bucket}/p/" in done.stderr
+    done = subprocess.run([*asked, "d", "nowhere"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, "a part of it was done"
     done = subprocess.run([*asked, "/"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "expected a path below" in done.stderr
