@@ -6,14 +6,20 @@ libfuse 3.14 is the first with fuse_session_custom_io, without which kvfs cannot
 An engine's container has no libfuse, and needs none: with KVFS_CLIENT=1 in the environment nothing
 is compiled, only what `kvfs.client` and `kvfs.connectors` import is required (torch comes with the
 engine), and there is no command `kvfs`. The version says so: 0.1.0+client.
+
+The files of mount/ are in the package as `kvfs/share`, for `kvfs setup`. KVFS_BUNDLE=DIRECTORY puts
+the modules of this directory into `kvfs/bundled`: scripts/build-wheel.sh gives pyfuse3, which PyPI
+has as source only, so that a machine of users needs no compiler.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 LIBFUSE = "3.14"
 CLIENT_REQUIRES = ["xxhash>=3.4"]
@@ -31,6 +37,7 @@ REQUIRES = [
     "trio>=0.27",
     "trio-parallel>=1.3",
 ]
+BUNDLE = os.environ.get("KVFS_BUNDLE", "")
 CLIENT_ONLY = "to use a mount from an engine's process, nothing is compiled: set KVFS_CLIENT=1"
 
 
@@ -57,6 +64,25 @@ def pkg_config(*arguments: str) -> list[str]:
     return done.stdout.split()
 
 
+class BuildPackage(build_py):
+    """The modules, the files of mount/ and the bundle. An installation in place needs no copies."""
+
+    def run(self) -> None:
+        """Build as setuptools does, then copy."""
+        super().run()
+        if not self.editable_mode:
+            self._copy("mount", "share")
+            if BUNDLE:
+                self._copy(BUNDLE, "bundled")
+
+    def _copy(self, source: str, name: str) -> None:
+        target = os.path.join(self.build_lib, "kvfs", name)
+        shutil.rmtree(target, ignore_errors=True)  # of a build before
+        shutil.copytree(
+            source, target, ignore=shutil.ignore_patterns("__pycache__", "*.c", "*.pyx")
+        )
+
+
 def whole() -> dict[str, Any]:
     """Daemon, commands and library."""
     extension = Extension(
@@ -68,7 +94,8 @@ def whole() -> dict[str, Any]:
     )
     return {
         "ext_modules": [extension],
-        "install_requires": REQUIRES,
+        "cmdclass": {"build_py": BuildPackage},
+        "install_requires": [one for one in REQUIRES if not (BUNDLE and one.startswith("pyfuse3"))],
         "entry_points": {"console_scripts": ["kvfs = kvfs.cli:main"]},
     }
 

@@ -101,16 +101,8 @@ fi
 # And those of NFS.
 [ "$extra" != test ] || scripts/nfs-server.sh install
 
-# The second name is the one that mount(8) looks for when it remounts.
-ours=$PWD/mount/mount.kvfs
-for helper in /sbin/mount.kvfs /sbin/mount.fuse.kvfs; do
-    before=$(readlink "$helper" || true)
-    if [ "$(id -u)" -ne 0 ]; then
-        say "not root: $helper is left alone, so 'mount -t kvfs' may not work; .venv/bin/kvfs does"
-    elif [ -e "$helper" ] && [ ! -L "$helper" ]; then
-        say "$helper is not ours and is left alone; 'mount -t kvfs' uses it"
-    elif [ "$before" != "$ours" ]; then
-        ln -sfn "$ours" "$helper"
-        say "$helper -> $ours${before:+ (it was $before)}"
-    fi
-done
+if [ "$(id -u)" -eq 0 ]; then
+    .venv/bin/kvfs setup --only helper
+else
+    say "not root: 'mount -t kvfs' may not work; .venv/bin/kvfs does"
+fi

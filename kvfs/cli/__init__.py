@@ -40,7 +40,7 @@ GROUPS = {
     "Objects and namespaces": ("ns", "pin", "warm", "evict", "import", "flush"),
     "Check and repair": ("doctor", "fsck", "gc"),
     "Sizing": ("simulate", "replay"),
-    "Other": ("version",),
+    "Other": ("setup", "version"),
 }
 COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
 # A module with several commands has NAME_command in it; a single command is called `command`.

@@ -25,12 +25,14 @@ for place in mnt data run var/lib var/log; do
     # Sparse, and larger than any size in a document.
     mount -t tmpfs -o size=4T,mode=755 tmpfs "$root/$place"
 done
-# scripts/install.sh leaves its link there.
-mkdir "$root/.sbin"
-mount -t tmpfs tmpfs "$root/.sbin"
-mkdir "$root/.sbin/"{new,work}
-mount -t overlay -o "lowerdir=/usr/sbin,upperdir=$root/.sbin/new,workdir=$root/.sbin/work" \
-    overlay "$root/usr/sbin"
+# `kvfs setup` writes there.
+mkdir "$root/.own"
+mount -t tmpfs tmpfs "$root/.own"
+for own in usr/sbin usr/local; do
+    mkdir --parents "$root/.own/new/$own" "$root/.own/work/$own"
+    mount -t overlay overlay "$root/$own" \
+        -o "lowerdir=/$own,upperdir=$root/.own/new/$own,workdir=$root/.own/work/$own"
+done
 ip link set lo up
 ip address add 10.1.0.1/16 dev lo # servers look for one that is not 127.0.0.1
 exec chroot "$root" "$@"

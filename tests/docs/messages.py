@@ -42,7 +42,7 @@ _BEHIND_COMMANDS = {
 _SCRIPTS = {
     "mount/mount.kvfs": "refuse",
     "scripts/install.sh": "fail",
-    "scripts/install-service.sh": "fail",
+    "scripts/build-wheel.sh": "fail",
     "scripts/up.sh": "fail",
 }
 

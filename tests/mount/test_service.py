@@ -16,7 +16,7 @@ KVFS = "/usr/local/bin/kvfs"
 
 
 class Service:
-    """kvfs@.service for a mount point below `at`, as scripts/install-service.sh installs it."""
+    """kvfs@.service for a mount point below `at`, as `kvfs setup` installs it."""
 
     def __init__(self, systemd: Systemd, at: Path) -> None:
         self.at = at
@@ -29,7 +29,9 @@ class Service:
         self.options = f"ram=64M,nvme={self.nvme},nvme_size=512M,log={at}/kv.log"
 
     def install(self) -> None:
-        self.systemd.run(ROOT / "scripts" / "install-service.sh", self.path)
+        # Not the helper: /sbin is the machine's own.
+        kvfs = (f"PYTHONPATH={ROOT}", ROOT / ".venv" / "bin" / "kvfs")
+        self.systemd.run("env", *kvfs, "setup", "--only", "service", self.path)
         self.configure()
 
     def configure(self, *settings: str) -> None:
