@@ -42,6 +42,12 @@ if [ "$extra" = test ]; then
     has setfattr || packages+=(attr)
     has xz || packages+=(xz-utils)
 fi
+# Tests of packages build them, and use bare machines.
+if [ "$extra" = test ]; then
+    has mmdebstrap || packages+=(mmdebstrap)
+    has umoci || packages+=(umoci)
+    has crun || packages+=(crun)
+fi
 # Tests of metrics run a real Prometheus.
 if [ "$extra" = test ] && ! { has prometheus && has promtool; }; then
     packages+=(prometheus)

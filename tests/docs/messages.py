@@ -42,6 +42,8 @@ _BEHIND_COMMANDS = {
 _SCRIPTS = {
     "mount/mount.kvfs": "refuse",
     "scripts/install.sh": "fail",
+    "scripts/build-deb.sh": "fail",
+    "scripts/build-image.sh": "fail",
     "scripts/build-wheel.sh": "fail",
     "scripts/up.sh": "fail",
 }

@@ -1,7 +1,7 @@
-"""The chart and its image: by helm, by the schemas of Kubernetes, and its command as a container.
+"""The chart: by helm, by the schemas of Kubernetes, and its command as a container.
 
-There is no cluster here, and no registry to build the image from. mount/kubernetes/kvfs/README.md
-lists the checks that need a cluster.
+There is no cluster here. mount/kubernetes/kvfs/README.md lists the checks that need a cluster.
+tests/packaging runs the image.
 """
 
 import shlex
@@ -103,7 +103,8 @@ def test_ram_is_less_than_the_memory_of_the_pod(ram: str, limit: str, fits: bool
 @pytest.mark.parametrize("values", [MINIMAL, EVERYTHING], ids=["minimal", "everything"])
 def test_rendered_chart_is_valid_for_kubernetes(values: list[str], tmp_path: Path) -> None:
     found = rendered(values)
-    own = {kind for kind, made in found.items() if made["apiVersion"] in {"v1", "apps/v1"}}
+    of_kubernetes = {"v1", "apps/v1", "scheduling.k8s.io/v1"}
+    own = {kind for kind, made in found.items() if made["apiVersion"] in of_kubernetes}
     assert own >= {"DaemonSet", "Service", "ServiceAccount"}
     for kind in own:
         (tmp_path / f"{kind}.yaml").write_text(yaml.safe_dump(found[kind]))
@@ -135,14 +136,19 @@ def test_rendered_chart_has_no_credential() -> None:
     assert {variable["name"] for variable in one["env"]} == {"MOUNTPOINT", "OPTIONS"}
 
 
-def test_the_linter_finds_no_fault_with_the_image() -> None:
-    done = subprocess.run(
-        [BIN / "hadolint", "--strict-labels", ROOT / "mount" / "kubernetes" / "Dockerfile"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "")
+def test_pods_go_to_nodes_with_gpus_and_are_not_preempted() -> None:
+    """GKE admits system-node-critical in kube-system only, so the chart has a class of its own."""
+    found = rendered(MINIMAL)
+    spec = found["DaemonSet"]["spec"]["template"]["spec"]
+    assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
+    priority = found["PriorityClass"]
+    assert spec["priorityClassName"] == priority["metadata"]["name"] == "cache-a-kvfs"
+    assert priority["value"] == 10**9, "the highest that is not the system's"
+
+    given = rendered(["priorityClass.create=false", "priorityClass.name=gold"])
+    assert "PriorityClass" not in given
+    spec = given["DaemonSet"]["spec"]["template"]["spec"]
+    assert spec["priorityClassName"] == "gold"
 
 
 ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")

@@ -22,16 +22,8 @@ ROOT = Path(__file__).parents[2]
 OPTIONS = "ram=64M,nvme=/data/kvfs,nvme_size=256M"
 NEXT = "0.1.0+1"
 CAPABILITIES = (
-    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"),
-    *(
-        "SYS_ADMIN",
-        "SYS_PTRACE",
-        "SYS_NICE",
-        "SYS_RESOURCE",
-        "IPC_LOCK",
-        "MKNOD",
-        "NET_BIND_SERVICE",
-    ),
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "KILL", "SETGID", "SETUID", "SETPCAP"),
+    *("SYS_ADMIN", "SYS_CHROOT", "SYS_NICE", "SYS_PTRACE"),
 )
 
 
@@ -244,6 +236,7 @@ def privileged(config: dict[str, Any], one: dict[str, Any], host: Path) -> dict[
     """The configuration of the runtime for the chart's container."""
     assert one["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
     process = config["process"]
+    del process["rlimits"]  # those of the node
     every = [f"CAP_{name}" for name in CAPABILITIES]
     process |= {
         "args": one["command"],
@@ -275,6 +268,7 @@ def privileged(config: dict[str, Any], one: dict[str, Any], host: Path) -> dict[
         *(each for name in order for each in paths[name]),
     ]
     config["root"]["readonly"] = True
+    del config["hostname"]  # it shares the namespaces of the node, but for its mounts
     linux = config["linux"]
     config["linux"] = {
         "namespaces": [each for each in linux["namespaces"] if each["type"] == "mount"],

@@ -553,7 +553,7 @@ def test_mount_kvfs_says_when_kvfs_is_not_installed(helper: Path) -> None:
         [helper, "kvfs", "/kv"], capture_output=True, text=True, check=False, env=environment
     )
     assert done.returncode == 2
-    assert "kvfs is not installed" in done.stderr
+    assert "/kvfs is not installed; install kvfs again, then run kvfs setup" in done.stderr
 
 
 def test_upgrade_names_all_that_it_can_change() -> None:

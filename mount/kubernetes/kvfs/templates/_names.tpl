@@ -18,6 +18,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.serviceAccount.create }}{{ default (include "kvfs.name" .) .Values.serviceAccount.name }}{{ else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
+{{/* Classes belong to the cluster, not to a namespace. */}}
+{{- define "kvfs.priorityClass" -}}
+{{- if .Values.priorityClass.create }}{{ default (printf "%s-%s" .Release.Namespace (include "kvfs.name" .)) .Values.priorityClass.name }}{{ else }}{{ .Values.priorityClass.name }}{{ end }}
+{{- end }}
+
 {{- define "kvfs.mountpoint" -}}
 {{ .Values.mount.directory }}/{{ .Values.mount.name }}
 {{- end }}
