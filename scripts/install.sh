@@ -44,6 +44,7 @@ if [ "$extra" = test ]; then
 fi
 # Tests of packages build them, and use bare machines.
 if [ "$extra" = test ]; then
+    has groff || packages+=(groff-base)
     has mmdebstrap || packages+=(mmdebstrap)
     has umoci || packages+=(umoci)
     has crun || packages+=(crun)
