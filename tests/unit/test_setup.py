@@ -30,7 +30,7 @@ def test_setup_writes_once_and_removes_all(tmp_path: Path) -> None:
     assert {"sbin/mount.kvfs", "sbin/mount.fuse.kvfs", "etc/systemd/system/kvfs@.service"} <= set(
         found
     )
-    assert b"program=/usr/local/bin/kvfs\n" in found["sbin/mount.kvfs"]  # type: ignore[operator]
+    assert b"program=/usr/local/bin/kvfs\n" in (tmp_path / "sbin/mount.kvfs").read_bytes()
     assert os.access(tmp_path / "sbin/mount.kvfs", os.X_OK)
     assert all(f"usr/local/share/man/man1/kvfs-{name}.1" in found for name in COMMANDS)
     assert (tmp_path / "usr/local/share/kvfs/observe/kvfs.rules.yml").is_file()
@@ -110,8 +110,10 @@ def test_manual_pages_have_no_fault_and_say_what_the_help_says(tmp_path: Path) -
     for name, text in pages.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "mount.kvfs.8").unlink()
-    command = ["groff", "-man", "-Tutf8", "-ww", "-b", *tmp_path.iterdir()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = ("groff", "-man", "-Tutf8", "-ww", "-b")
+    done = subprocess.run(
+        [*command, *tmp_path.iterdir()], capture_output=True, text=True, check=True
+    )
     faults = [line for line in done.stderr.splitlines() if "cannot adjust line" not in line]
     assert not [line for line in faults if "warning" in line or "error" in line], faults
     read = " ".join(done.stdout.split())
