@@ -75,6 +75,7 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "set {kv} access_log=/none/x",
             "fsck /none",
             "gc /none",
+            "setup --root /none",
         ),
     ),
     "unknown namespace": (
@@ -184,7 +185,7 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
 }
 CASES = [(fault, line) for fault, (_, _, lines) in FAULTS.items() for line in lines]
 # They ask no mount, or list the faults of mounts.
-ASK_NONE = {"mounts", "doctor", "version", "umount", "mount"}
+ASK_NONE = {"mounts", "doctor", "version", "umount", "mount", "setup"}
 
 
 @pytest.fixture(scope="module")
