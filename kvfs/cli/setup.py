@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from click.shell_completion import BashComplete, FishComplete, ZshComplete
+from click.shell_completion import get_completion_class
 
 import kvfs
 from kvfs import runtime
@@ -170,11 +170,14 @@ class _System:
         if "completion" in parts:
             below = f"{prefix}/share"
             for shell, path in (
-                (BashComplete, f"{below}/bash-completion/completions/kvfs"),
-                (ZshComplete, f"{_ZSH[prefix]}/_kvfs"),
-                (FishComplete, f"{below}/fish/vendor_completions.d/kvfs.fish"),
+                ("bash", f"{below}/bash-completion/completions/kvfs"),
+                ("zsh", f"{_ZSH[prefix]}/_kvfs"),
+                ("fish", f"{below}/fish/vendor_completions.d/kvfs.fish"),
             ):
-                yield self._marked(path, shell(main, {}, "kvfs", "_KVFS_COMPLETE").source())
+                made = get_completion_class(shell)  # bash's is of kvfs.cli.completion
+                if made is None:
+                    raise LookupError(f"click has no completion for {shell}")
+                yield self._marked(path, made(main, {}, "kvfs", "_KVFS_COMPLETE").source())
         if "man" in parts:
             for name, text in manual.pages(main).items():
                 yield self._marked(f"{prefix}/share/man/man{name[-1]}/{name}", text, '.\\" ')
