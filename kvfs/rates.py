@@ -9,9 +9,14 @@ anything.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
+
+from kvfs.units import parse_size
 
 Status = Mapping[str, Any]
+
+_Counts = TypeVar("_Counts", "Opens", "Bandwidth")
 
 LOCAL = ("ram", "nvme")
 
@@ -44,13 +49,45 @@ class Opens(NamedTuple):
         return self.hits / self.all if self.all else None
 
 
+class Bandwidth(NamedTuple):
+    """Bytes of the files that readers opened, and bytes that writers wrote. Sums, or a second.
+
+    The kernel moves the bytes, so kvfs knows the size of an opened file, and not which bytes a
+    reader reads.
+    """
+
+    opened: float = 0
+    written: float = 0
+
+
 class Rates(NamedTuple):
-    """Rates a second: of the mount, of each tier's hits, and of each namespace's opens."""
+    """Rates a second: of the mount, of each tier's hits, and of each namespace."""
 
     seconds: float
     flows: dict[str, float]
     hits: dict[str, float]
     opens: dict[str, Opens]
+    bandwidth: dict[str, Bandwidth]
+    # s: bounds that half and 99 % of the opens kept; empty without opens.
+    open_times: tuple[float, ...] = ()
+
+
+# Errors that a client sees, by the classes of `kvfs.errors`. An absent name is none: it is a miss.
+ERRORS = {
+    "ENOSPC": ("NoSpaceError",),
+    "EDQUOT": ("QuotaError", "UserLimitError"),
+    "EIO": ("TierError", "CatalogError"),
+}
+QUANTILES = (0.5, 0.99)
+
+
+def errors_of(status: Status) -> dict[str, int]:
+    """Return the number of errors since the daemon began, by errno."""
+    found = status["errors"].values()
+    return {
+        name: sum(by_class.get(one, 0) for by_class in found for one in classes)
+        for name, classes in ERRORS.items()
+    }
 
 
 def _counter(*names: str) -> Callable[[Status], float]:
@@ -65,6 +102,8 @@ def _bucket(*names: str) -> Callable[[Status], float]:
 FLOWS: dict[str, Callable[[Status], float]] = {
     "opens": lambda status: sum(opens_of(one).opened for one in status["namespaces"]),
     "misses": _counter("misses"),
+    "opened_bytes": lambda status: sum(bandwidth_of(one).opened for one in status["namespaces"]),
+    "written_bytes": lambda status: sum(bandwidth_of(one).written for one in status["namespaces"]),
     "sealed": _counter("sealed"),
     "demoted": _counter("demoted"),
     "promoted": _counter("promoted"),
@@ -87,6 +126,46 @@ def opens_of(namespace: Status) -> Opens:
     )
 
 
+def bandwidth_of(namespace: Status) -> Bandwidth:
+    """Return the bytes of a namespace since its daemon began."""
+    counters = namespace["counters"]
+    return Bandwidth(counters.get("read_bytes", 0), counters.get("written_bytes", 0))
+
+
+def quota_share(namespace: Status) -> float | None:
+    """Return the used share of the hard quota; None: the namespace has none."""
+    quota = parse_size(namespace["settings"]["quota_hard"])
+    share: float = namespace["bytes"] / quota if quota else 0.0
+    return share if quota else None
+
+
+def _open_times(old: Status, new: Status) -> tuple[float, ...]:
+    """Return for each of QUANTILES the least bound of the histogram that so many opens kept."""
+    counts = [
+        after - before
+        for before, after in zip(_opens_by_time(old), _opens_by_time(new), strict=True)
+    ]
+    total = sum(counts)
+    if total <= 0:
+        return ()
+    bounds = (*new["latencies"]["bounds_s"], float("inf"))
+    found = []
+    for quantile in QUANTILES:
+        reached = accumulate(counts)
+        found.append(
+            next(b for b, sum_ in zip(bounds, reached, strict=True) if sum_ >= quantile * total)
+        )
+    return tuple(found)
+
+
+def _opens_by_time(status: Status) -> list[int]:
+    latencies = status["latencies"]
+    found = [0] * (len(latencies["bounds_s"]) + 1)
+    for tier in latencies["open"].values():
+        found = [sum(pair) for pair in zip(found, tier["counts"], strict=True)]
+    return found
+
+
 def between(before: Look, after: Look) -> Rates | None:
     """Return the rates; None if another daemon answered, or no time has passed."""
     seconds = after.at - before.at
@@ -94,6 +173,7 @@ def between(before: Look, after: Look) -> Rates | None:
     if seconds <= 0 or _daemon(old) != _daemon(new):
         return None
     was = {one["name"]: opens_of(one) for one in old["namespaces"]}
+    moved = {one["name"]: bandwidth_of(one) for one in old["namespaces"]}
     return Rates(
         seconds,
         {name: max(0.0, read(new) - read(old)) / seconds for name, read in FLOWS.items()},
@@ -105,6 +185,11 @@ def between(before: Look, after: Look) -> Rates | None:
             one["name"]: _since(was.get(one["name"], Opens()), opens_of(one), seconds)
             for one in new["namespaces"]
         },
+        {
+            one["name"]: _since(moved.get(one["name"], Bandwidth()), bandwidth_of(one), seconds)
+            for one in new["namespaces"]
+        },
+        _open_times(old, new),
     )
 
 
@@ -112,6 +197,8 @@ def _daemon(status: Status) -> tuple[int, int]:
     return status["daemon_pid"], status["takeovers"]
 
 
-def _since(before: Opens, after: Opens, seconds: float) -> Opens:
-    """Return the opens a second; those of a namespace made anew since begin at 0."""
-    return Opens(*(max(0, new - old) / seconds for old, new in zip(before, after, strict=True)))
+def _since(before: _Counts, after: _Counts, seconds: float) -> _Counts:
+    """Return the rates a second; those of a namespace made anew since begin at 0."""
+    return type(after)(
+        *(max(0, new - old) / seconds for old, new in zip(before, after, strict=True))
+    )

@@ -5,6 +5,7 @@ loses the least important columns first; the frame counts the rows that do not f
 nor for keys.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from kvfs.cli import human
 from kvfs.cli.screen import duration, line
-from kvfs.rates import Look, Opens, Rates, between, opens_of
+from kvfs.rates import Look, Opens, Rates, between, errors_of, opens_of, quota_share
 
 SORTS = ("bytes", "objects", "opens", "hits", "misses", "name")
 TIMES = ("1", "0.5", "2", "4")  # sizes for which the hit ratio is estimated, as multiples
@@ -40,14 +41,17 @@ class TopFrame(NamedTuple):
     look: Look | None = None
     rates: Rates | None = None
     objects: dict[str, Any] = {}  # noqa: RUF012 (it is never changed)
+    events: tuple[dict[str, Any], ...] = ()  # the latest, the oldest first
     silent_since: float = 0.0
     now: float = 0.0
     problem: str = ""
 
-    def after(self, look: Look, objects: dict[str, Any]) -> "TopFrame":
+    def after(
+        self, look: Look, objects: dict[str, Any], events: tuple[dict[str, Any], ...] = ()
+    ) -> "TopFrame":
         """Return the next frame after an answer of the daemon."""
         rates = None if self.look is None else between(self.look, look)
-        return TopFrame(look, rates, objects)
+        return TopFrame(look, rates, objects, events)
 
     def without_answer(self, now: float, problem: str) -> "TopFrame":
         """Return the next frame after a failed request: the last figures stay visible."""
@@ -64,13 +68,15 @@ class TopFrame(NamedTuple):
         tiers = _tiers(status, self.rates, width)
         flows = _flows(status, self.rates)
         lines = max(1, -(-len(flows.plain) // max(1, width)))
-        fixed = len(head) + 1 + len(status["tiers"]) + lines
+        events = _events(self.events)
+        fixed = len(head) + 1 + len(status["tiers"]) + lines + len(events)
         left = max(2 * LEAST, height - fixed - 4)  # two headers, and two lines for the omitted rows
         found = self.objects.get("objects", [])
         for_objects = min(len(found), max(LEAST, left // OBJECTS_PART))
         spaces = _namespaces(status, self.rates, view, width, max(LEAST, left - for_objects))
         return Group(
-            *head, tiers, flows, *spaces, *_objects(self.objects, view, width, for_objects)
+            *(*head, tiers, flows, *spaces),
+            *(*_objects(self.objects, view, width, for_objects), *events),
         )
 
     def _head(self, status: Any, view: View) -> list[Text]:  # noqa: ANN401 (JSON)
@@ -156,8 +162,11 @@ def _flows(status: Any, rates: Rates | None) -> Text:  # noqa: ANN401
         return _rate(rates.flows[name]) + bytes_
 
     parts = [
-        f"opens/s {rate('opens')}",
+        f"opens/s {rate('opens', 'opened_bytes')}",
+        f"open p50, p99 {_times(rates)}",
         f"misses/s {rate('misses')}",
+        f"written {_bytes(rates.flows['written_bytes'] if rates else None)}",
+        *(f"{name} {count}" for name, count in errors_of(status).items()),
         f"sealed/s {rate('sealed')}",
         f"demote/s {rate('demoted')}",
         f"promote/s {rate('promoted')}",
@@ -177,8 +186,19 @@ def _flows(status: Any, rates: Rates | None) -> Text:  # noqa: ANN401
     return Text("  ".join(parts))
 
 
+def _times(rates: Rates | None) -> str:
+    """Return the bounds of the histogram that half and 99 % of the opens kept."""
+    found = [f"<{bound * 1e3:g} ms" for bound in rates.open_times] if rates else []
+    return " ".join(found) or "-"
+
+
+def _bytes(found: float | None) -> str:
+    return "-" if found is None else f"{human(int(found))}/s"
+
+
 NAMESPACES = [
-    *(("namespace", 0), ("bytes", 0), ("objects", MIDDLE), ("opens/s", MIDDLE)),
+    *(("namespace", 0), ("bytes", 0), ("quota", MIDDLE), ("objects", WIDE), ("opens/s", MIDDLE)),
+    *(("opened", WIDE), ("written", WIDE)),
     *(("misses", MIDDLE), ("hits now", 0), ("hits", 0)),
     *((f"at x{at}", WIDE) for at in TIMES),
 ]
@@ -192,18 +212,22 @@ def _namespaces(
     rows: int,
 ) -> list[RenderableType]:
     now = rates.opens if rates else {}
+    moved = rates.bandwidth if rates else {}
     key, highest = _sorting(view.sort, now)
     found = sorted(status["namespaces"], key=key, reverse=highest != view.reverse)
     first = min(view.first, max(0, len(found) - rows))
     shown = []
     for one in found[first : first + rows]:
-        opens, lately = opens_of(one), now.get(one["name"])
+        opens, lately, bytes_ = opens_of(one), now.get(one["name"]), moved.get(one["name"])
         ratios = one["hit_ratio_at"]
         cells = [
             one["name"],
             human(one["bytes"]),
+            _percent(quota_share(one)),
             str(one["objects"]),
             _rate(lately.opened if lately else None),
+            _bytes(bytes_.opened if bytes_ else None),
+            _bytes(bytes_.written if bytes_ else None),
             str(int(opens.misses)),
             _percent(lately.ratio if lately else None),
             _percent(opens.ratio),
@@ -251,3 +275,16 @@ def _objects(found: dict[str, Any], view: View, width: int, rows: int) -> list[R
         for one in found["objects"][:rows]
     ]
     return [_table(width, OBJECTS, shown, left=("object", "tiers"))]
+
+
+def _events(found: tuple[dict[str, Any], ...]) -> list[Text]:
+    """Return a line for each of the latest events, the last one first."""
+    lines = []
+    for event in reversed(found):
+        at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+        said = event.get("text") or ", ".join(
+            f"{name} {value}" for name, value in event.items() if name not in {"time", "kind"}
+        )
+        text = f"{at} {event.get('level', event['kind'])} {said}"
+        lines.append(Text(line(text).plain, style="dim", no_wrap=True, overflow="ellipsis"))
+    return lines

@@ -33,6 +33,7 @@ KEY_WAIT = 0.1  # s after which the size of the terminal is looked at again
 PATIENCE = 3.0  # s for an answer
 ROWS_ONCE = 1000
 OBJECTS = 20
+EVENTS = 3
 QUIT = {"q", "\x03"}
 PAGE = 10
 KEYS = {"\x1b[A": -1, "\x1b[B": 1, "\x1b[5~": -PAGE, "\x1b[6~": PAGE, "k": -1, "j": 1}
@@ -62,7 +63,7 @@ class Poller:
         try:
             status = request_within(self.mountpoint, PATIENCE, "status")
             look = Look(time.monotonic(), status)
-            self.frame = self.frame.after(look, self._objects())
+            self.frame = self.frame.after(look, self._objects(), self._events())
         except KvfsError as error:
             self.failed = error
             self.gone = not is_kvfs(self.mountpoint)
@@ -77,6 +78,14 @@ class Poller:
             )
         except ControlError as error:
             return {"problem": str(error)}
+
+    def _events(self) -> tuple[dict[str, Any], ...]:
+        """Return the latest events; none if the daemon is of an older version."""
+        try:
+            found = request_within(self.mountpoint, PATIENCE, "events", count=EVENTS)
+        except ControlError:
+            return ()
+        return tuple(found["events"])
 
     def is_new(self) -> bool:
         """Return whether there is something new to draw; the caller then draws it."""
@@ -97,7 +106,10 @@ class Poller:
     help="Time between two measurements.",
 )
 def command(mountpoint: Path, *, once: bool, interval: float) -> None:
-    """Show live activity: tiers, namespaces, hot objects.
+    """Show live activity: tiers, namespaces, hot objects, events.
+
+    "opened" counts the bytes of opened files: the kernel moves the bytes, and kvfs does not see
+    them. "open p50, p99" are the times that half and 99 % of the opens kept.
 
     Keys: q quits, s sorts namespaces by another column, r reverses the order, o switches between
     the hottest and the largest objects, arrows and page keys scroll.

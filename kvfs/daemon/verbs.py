@@ -55,9 +55,9 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
         """Describe one file or directory, by its number or by its path below the mount point."""
         return inspection.describe(mount, ino or inspection.find(mount, path).ino)
 
-    async def events() -> dict[str, Any]:
-        """Return the latest events, the oldest first: `kvfs.daemon.events`."""
-        return {"events": mount.events.listed()}
+    async def events(count: int = 0) -> dict[str, Any]:
+        """Return the latest events, the oldest first: `kvfs.daemon.events`. 0: all of them."""
+        return {"events": mount.events.listed()[-count:]}
 
     async def change(**options: str) -> dict[str, Any]:
         """Change hot options. Raises ConfigError and changes nothing if one is refused.

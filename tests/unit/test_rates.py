@@ -1,13 +1,16 @@
 """Rates between two looks, and the frame of `kvfs top` that shows them."""
 
+import errno
 from io import StringIO
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from kvfs import errors
 from kvfs.cli.frame import SORTS, TopFrame, View
-from kvfs.rates import Look, Opens, between, opens_of
+from kvfs.fuse.errnos import ERRNO
+from kvfs.rates import ERRORS, Bandwidth, Look, Opens, between, errors_of, opens_of, quota_share
 
 
 def namespace(name: str, size: int = 0, **counters: int) -> dict[str, Any]:
@@ -17,6 +20,7 @@ def namespace(name: str, size: int = 0, **counters: int) -> dict[str, Any]:
         "objects": size // 10,
         "counters": counters,
         "hit_ratio_at": {"0.5": 0.25, "2": 0.75},
+        "settings": {"quota_hard": "4K"},
     }
 
 
@@ -51,6 +55,8 @@ def status(*namespaces: dict[str, Any], pid: int = 1, hits: int = 0, **more: int
         "tiers": {"ram": tier, "s3": bucket},
         "counters": {"opens_passthrough": 0, **more},
         "namespaces": list(namespaces),
+        "errors": {},
+        "latencies": {"bounds_s": [0.001, 0.01], "open": {}},
         **dict.fromkeys(plain, 0),
     }
 
@@ -92,6 +98,71 @@ def test_a_namespace_that_was_made_anew_begins_at_zero() -> None:
     rates = between(Look(0.0, status(before)), Look(1.0, status(after, namespace("b", misses=3))))
     assert rates is not None
     assert rates.opens == {"a": Opens(0, 0, 0), "b": Opens(0, 0, 3)}
+
+
+def test_bandwidth_is_of_opened_and_written_bytes() -> None:
+    before = namespace("a", read_bytes=1000, written_bytes=50)
+    after = namespace("a", read_bytes=5000, written_bytes=150)
+    rates = between(Look(0.0, status(before)), Look(2.0, status(after, namespace("b"))))
+    assert rates is not None
+    assert rates.bandwidth == {"a": Bandwidth(2000, 50), "b": Bandwidth(0, 0)}
+    assert rates.flows["opened_bytes"] == 2000
+    assert rates.flows["written_bytes"] == 50
+
+
+def test_open_times_are_the_bounds_that_the_opens_between_two_looks_kept() -> None:
+    def look(at: float, **counts: list[int]) -> Look:
+        opens = {tier: {"counts": found} for tier, found in counts.items()}
+        return Look(at, status() | {"latencies": {"bounds_s": [0.001, 0.01], "open": opens}})
+
+    before = look(0.0, ram=[5, 90, 0])
+    rates = between(before, look(1.0, ram=[65, 120, 0], nvme=[0, 0, 10]))
+    assert rates is not None
+    assert rates.open_times == (0.001, float("inf"))  # 60, 30 and 10 of 100
+    rates = between(before, look(1.0, ram=[5, 190, 0]))
+    assert rates is not None
+    assert rates.open_times == (0.01, 0.01)
+    rates = between(before, before._replace(at=1.0))
+    assert rates is not None
+    assert rates.open_times == ()
+
+
+def test_errors_have_the_errno_that_clients_see() -> None:
+    for name, classes in ERRORS.items():
+        for one in classes:
+            assert errno.errorcode[ERRNO[getattr(errors, one)]] == name
+    by_operation = {
+        "write": {"NoSpaceError": 2, "QuotaError": 1},
+        "create": {"NoSpaceError": 3, "UserLimitError": 4},
+        "lookup": {"NotFoundError": 9},
+    }
+    found = errors_of(status() | {"errors": by_operation})
+    assert found == {"ENOSPC": 5, "EDQUOT": 5, "EIO": 0}
+
+
+def test_quota_share_is_of_the_hard_quota() -> None:
+    assert quota_share(namespace("a", 1024)) == 0.25
+    assert quota_share(namespace("a") | {"settings": {"quota_hard": "0"}}) is None
+
+
+def test_a_frame_shows_bandwidth_errors_quota_and_events() -> None:
+    before = namespace("a", 1024, read_ram=1)
+    after = namespace("a", 1024, read_ram=3, read_bytes=2 << 30, written_bytes=8 << 20)
+    opens = {"bounds_s": [0.001, 0.01], "open": {"ram": {"counts": [0, 2, 0]}}}
+    refused = {"write": {"QuotaError": 3}}
+    events = (
+        {"time": 0.0, "kind": "log", "level": "WARNING", "source": "x", "text": "first"},
+        {"time": 1.0, "kind": "tier", "name": "nvme", "before": "healthy", "now": "down"},
+    )
+    found = TopFrame().after(Look(0.0, status(before)), {})
+    second = status(after) | {"latencies": opens, "errors": refused}
+    text = drawn(found.after(Look(2.0, second), {}, events), 200)
+    assert "opens/s 1.0 (1.0 GiB/s)" in text
+    assert "written 4.0 MiB/s" in text
+    assert "open p50, p99 <10 ms <10 ms" in text
+    assert "EDQUOT 3" in text
+    assert "25.0%" in text
+    assert text.index("tier name nvme, before healthy, now down") < text.index("WARNING first")
 
 
 def test_no_opens_have_no_ratio() -> None:
