@@ -33,7 +33,7 @@ SECONDS = 80  # of load: 16 samples
 PORT = 18195
 MIB = 1 << 20
 ENGINES = {"vllm-8b": 40, "sglang-70b": 24, "lmcache": 60}  # blocks that are in use
-TOP_COLUMNS, TOP_ROWS = 100, 26
+TOP_COLUMNS, TOP_ROWS = 130, 28
 WINDOWS = {"page": (1100, 1150, False), "page-dark": (1100, 620, True), "phone": (360, 740, False)}
 
 

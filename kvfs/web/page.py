@@ -1,4 +1,4 @@
-"""The page over HTTP: four files, and four kinds of JSON.
+"""The page over HTTP: four files, and five kinds of JSON.
 
 Contract: the page has only the paths of PATHS, and each only its own parameters. A malformed
 request is 400. `serving.Handler` decides which clients get answers. Every answer forbids the
@@ -7,6 +7,7 @@ options, or the place of the bucket. Not for sampling.
 """
 
 import json
+import math
 import re
 import threading
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from urllib.parse import parse_qsl
 from kvfs.clock import REAL, Clock
 from kvfs.control import request_within
 from kvfs.errors import ControlError, KvfsError
-from kvfs.rates import opens_of
+from kvfs.rates import errors_of, opens_of, quota_share
 from kvfs.web.history import LENGTHS, History
 from kvfs.web.serving import BadRequest, Handler, Snapshot, ask_daemon
 
@@ -45,6 +46,7 @@ HEADERS = {
 }
 RANKED = 5.0  # s
 COUNT = 50
+EVENTS = 20
 EACH = 10.0  # a second
 LONGEST = 1.0  # s that a question waits for its turn
 PATIENCE = 5.0  # s
@@ -59,6 +61,10 @@ _FACTS = (
     *("version", "mountpoint", "takeovers", "uptime_s", "objects", "census_done"),
     *("open_handles", "writers", "jobs", "trash", "passthrough"),
 )
+
+
+def _is_shown(name: str, value: object) -> bool:
+    return name in {"kind", "name", "before", "now"} or isinstance(value, (int, float))
 
 
 class BusyError(KvfsError):
@@ -82,12 +88,28 @@ class Questions:
             )
             for order in ORDERS
         }
+        self._events = Snapshot(partial(ask_daemon, mountpoint, "events"), RANKED)
         self._lock = threading.Lock()
         self._next = 0.0
 
     def ranking(self, order: str) -> dict[str, Any] | None:
         """Return the first COUNT objects; None without an answer. KeyError: no such order."""
         return self._rankings[order].look(PATIENCE)
+
+    def events(self) -> list[dict[str, Any]] | None:
+        """Return the latest events, the last one first; None without an answer.
+
+        Lines of the log are left out, and so are all texts but states: they have paths of this
+        machine.
+        """
+        found = self._events.look(PATIENCE)
+        if found is None:
+            return None
+        told = [event for event in found["events"] if event["kind"] != "log"]
+        return [
+            {name: value for name, value in event.items() if _is_shown(name, value)}
+            for event in reversed(told[-EVENTS:])
+        ]
 
     def object(self, path: str) -> dict[str, Any]:
         """Return a file or directory, by a path on the mount or below its top. Raises KvfsError."""
@@ -132,10 +154,18 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
             for name, tier in status["tiers"].items()
         },
         "flows": rates.flows if rates else None,
+        # Infinity is no JSON: the slowest part of the histogram has no bound.
+        "open_times_s": [t if math.isfinite(t) else None for t in rates.open_times]
+        if rates
+        else [],
+        "errors": errors_of(status),
         "namespaces": [
             {
                 "name": one["name"],
                 "bytes": one["bytes"],
+                "quota": quota_share(one),
+                "opened_bytes": rates.bandwidth[one["name"]].opened if rates else None,
+                "written_bytes": rates.bandwidth[one["name"]].written if rates else None,
                 "objects": one["objects"],
                 "misses": opens_of(one).misses,
                 "ratio": opens_of(one).ratio,
@@ -170,6 +200,13 @@ def _objects(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
     return found
 
 
+def _events(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401
+    found = sources.questions.events()
+    if found is None:
+        raise BadRequest(HTTPStatus.SERVICE_UNAVAILABLE)
+    return {"events": found}
+
+
 def _object(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
     """Return one object, or only the code of the error."""
     if "\0" in asked.get("path", "\0"):
@@ -197,6 +234,7 @@ PATHS = {
     "/api/now": Endpoint(_now),
     "/api/history": Endpoint(_history, ("span", "after", "namespace")),
     "/api/objects": Endpoint(_objects, ("order",)),
+    "/api/events": Endpoint(_events),
     "/api/object": Endpoint(_object, ("path",)),
 }
 

@@ -117,6 +117,42 @@ def test_the_page_shows_a_mount_in_a_browser(mount: Mount, port: int) -> None:
         shows(driver, "#life-problem", "no such file")
 
 
+def test_the_page_shows_bandwidth_quotas_errors_and_events(mount: Mount, port: int) -> None:
+    kv = mount(f"ram=64M,web={port}")
+    kv.allow_log("'small/b' is (dropped at its close|cut off): .* 4194304")
+    quota = {"quota_hard": "4M", "eviction": "never"}
+    request(kv.path, "ns_create", name="small", settings=quota, uid=0, gid=0)
+    (kv.path / "small" / "a").write_bytes(b"a" * (1 << 20))
+    with pytest.raises(OSError, match="quota"):
+        (kv.path / "small" / "b").write_bytes(b"b" * (8 << 20))
+    kv.kill_daemon()
+    (kv.path / "small" / "a").read_bytes()
+    with pytest.raises(OSError, match="quota"):
+        (kv.path / "small" / "b").write_bytes(b"b" * (8 << 20))
+    with chromium(1280, 900) as driver:
+        driver.get(f"http://localhost:{port}/#space=small&order=large")
+        shows(driver, "#space-name", "small")  # the address has the view
+        shows(driver, "#h-charts + * + #charts", "Bandwidth")
+        shows(driver, "#spaces", "25.0 %")
+        wait_for(lambda: "EDQUOT 0" not in text(driver, "#errors"), "errors are counted")
+        shows(driver, "#events", "takeover")
+        pressed = "return document.querySelector('[data-order=large]').ariaPressed"
+        assert driver.execute_script(pressed) == "true"
+        wait_for(lambda: points(driver), "charts have lines")
+        under = """
+        const drawing = document.querySelector("#charts svg");
+        const box = drawing.getBoundingClientRect();
+        const at = {clientX: box.left + box.width - 1, clientY: box.top + 1};
+        drawing.dispatchEvent(new PointerEvent("pointermove", at));
+        return document.querySelector("#charts .under").textContent;
+        """
+        wait_for(lambda: "UTC: ram " in driver.execute_script(under), "values under the pointer")
+        press(driver, "[data-span]", "last day")
+        hash_ = "return location.hash"
+        assert driver.execute_script(hash_) == "#span=day&order=large&space=small"
+        assert errors(driver) == []
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_is_as_wide_as_a_phone(mount: Mount, port: int, *, dark: bool) -> None:
     kv = mount(f"ram=64M,nvme={{tmp}}/nvme,nvme_size=1G,web={port}")

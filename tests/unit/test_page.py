@@ -48,6 +48,9 @@ class Answers(Questions):
         found: list[dict[str, Any]] = [{"path": f"{order}/{HOSTILE}"}]
         return {"order": order, "age_s": 0, "objects": found}
 
+    def events(self) -> list[dict[str, Any]] | None:
+        return [{"time": 1.0, "kind": "takeover"}]
+
     def object(self, path: str) -> dict[str, Any]:
         self.asked.append(path)
         if self.error is not None:
@@ -55,11 +58,26 @@ class Answers(Questions):
         return {"path": path}
 
 
+def test_events_of_the_page_have_no_paths_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [
+        {"time": 1.0, "kind": "log", "level": "WARNING", "source": "x", "text": "/secret"},
+        {"time": 2.0, "kind": "tier", "name": "nvme", "now": "down", "why": "/secret: gone"},
+        *({"time": 3.0, "kind": "summary", "dropped": n} for n in range(30)),
+    ]
+    monkeypatch.setattr("kvfs.web.page.ask_daemon", lambda *_, **__: {"events": events})
+    shown = Questions(Path("/mnt/kv")).events()
+    assert shown is not None
+    assert [one["dropped"] for one in shown] == list(range(29, 9, -1))
+    del events[2:]
+    shown = Questions(Path("/mnt/kv")).events()
+    assert shown == [{"time": 2.0, "kind": "tier", "name": "nvme", "now": "down"}]
+
+
 def full_status(**counters: int) -> dict[str, Any]:
     found = status(namespace("a", 100, **counters))
     for tier in found["tiers"].values():
         tier |= {"reserved_bytes": 0, "state_s": 1.0, "path": "/secret", "why": "a secret"}
-    space = {"problem": "", "settings": {"secret": "secret"}}
+    space = {"problem": "", "settings": {"secret": "secret", "quota_hard": "0"}}
     found["namespaces"] = [one | space for one in found["namespaces"]]
     return found | {"objects": 3, "census_done": True, "options": {"s3_profile": "secret"}}
 

@@ -10,7 +10,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const TIERS = ["ram", "nvme", "s3"];
 
 const $ = (id) => document.getElementById(id);
-const state = { span: "hour", order: "hot", space: null, now: null, asked: 0 };
+const state = { span: "hour", order: "hot", space: null, path: null, now: null, asked: 0 };
 const kept = {}; // charts' samples, by span and namespace
 
 function element(name, text, className) {
@@ -85,8 +85,22 @@ function showNow(now) {
     `${now.objects} objects${now.census_done ? "" : " (still counting)"}`,
     `${now.open_handles} handles`, `${now.writers} writers`, `${now.jobs} jobs`,
   ].join(" · ");
+  const times = now.open_times_s.map((time) => (time === null ? "longer" : `<${+(1000 * time).toFixed(2)} ms`));
+  $("errors").textContent = "Errors since this daemon began: "
+    + Object.entries(now.errors).map(([name, count]) => `${name} ${count}`).join(", ")
+    + (times.length ? `. Time of an open: half of them ${times[0]}, 99 % of them ${times[1]}.` : ".");
   showTiers(now.tiers);
   showSpaces();
+}
+
+async function showEvents() {
+  const found = (await ask("/api/events")).events;
+  const text = (event) => Object.entries(event).filter(([name]) => !["time", "kind"].includes(name))
+    .map(([name, value]) => `${name} ${value}`).join(", ");
+  $("events").hidden = !found.length;
+  $("events").tBodies[0].replaceChildren(...found.map((event) =>
+    row([moment(event.time), `${event.kind}${text(event) ? ": " + text(event) : ""}`], [])));
+  $("events-none").textContent = found.length ? "" : "No events yet. The log has the messages.";
 }
 
 function showTiers(tiers) {
@@ -120,6 +134,7 @@ function showTiers(tiers) {
 const CHARTS = [
   { title: "Used", unit: size, of: TIERS.map((name) => ["used " + name, name]) },
   { title: "Opens a second, by tier of the bytes", unit: number, of: TIERS.map((name) => ["hits " + name, name]).concat([["misses", "misses"]]) },
+  { title: "Bandwidth: bytes of opened files, and written bytes, a second", unit: rate, of: [["opened_bytes", "opened"], ["written_bytes", "written"]] },
   { title: "Hit ratio in RAM and NVMe", unit: percent, most: 1, of: [["ratio", "ratio"]] },
   { title: "Movers, objects a second", unit: number, of: [["demoted", "demoted"], ["promoted", "promoted"], ["dropped", "dropped"], ["sealed", "sealed"]] },
   { title: "Bucket, bytes a second", unit: rate, needs: "used s3", of: [["upload_bytes", "uploaded"], ["hydrated_bytes", "hydrated"]] },
@@ -170,7 +185,23 @@ function chart(told, found, most_seconds, suffix) {
   drawing.setAttribute("aria-label", `${told.title}: now ${said.join(", ") || "nothing yet"}; at most ${told.unit(all.length ? Math.max(...all) : null)}`);
   const axis = element("div", undefined, "axis");
   axis.append(element("span", `${span(seconds)} ago`), element("span", `top: ${told.unit(most)}`), element("span", "now"));
-  figure.append(caption, drawing, axis);
+  // Values under the pointer, and a line that shows their time.
+  const at = element("div", undefined, "under");
+  const mark = document.createElementNS(SVG, "path");
+  mark.setAttribute("class", "mark");
+  mark.setAttribute("d", "");
+  drawing.append(mark);
+  drawing.addEventListener("pointermove", (event) => {
+    const box = drawing.getBoundingClientRect();
+    const place = (event.clientX - box.left) / box.width;
+    const time = to - seconds + place * seconds;
+    const nearest = found.times.reduce((best, one, number) => (Math.abs(one - time) < Math.abs(found.times[best] - time) ? number : best), 0);
+    const values = shown.map(([name, label]) => `${label} ${told.unit(found.series[name + suffix][nearest])}`);
+    at.textContent = found.times.length ? `${moment(found.times[nearest])}: ${values.join(", ")}` : "";
+    mark.setAttribute("d", `M${(600 * place).toFixed(1)} 0V100`);
+  });
+  drawing.addEventListener("pointerleave", () => { at.textContent = ""; mark.setAttribute("d", ""); });
+  figure.append(caption, drawing, axis, at);
   return figure;
 }
 
@@ -236,8 +267,9 @@ function showSpaces() {
     const cell = element("span");
     cell.append(name);
     if (one.problem) cell.append(element("div", "takes no new objects", "bad"));
-    return row([cell, size(one.bytes), String(one.objects), number(one.opens), String(one.misses), percent(one.now), percent(one.ratio),
-      ...["1", "0.5", "2", "4"].map((times) => percent(one.would_be[times]))], [2, 3, 4, 7, 8, 9, 10]);
+    return row([cell, size(one.bytes), one.quota === null ? "" : percent(one.quota), String(one.objects), number(one.opens),
+      rate(one.opened_bytes), rate(one.written_bytes), String(one.misses), percent(one.now), percent(one.ratio),
+      ...["1", "0.5", "2", "4"].map((times) => percent(one.would_be[times]))], [3, 4, 5, 6, 7, 10, 11, 12, 13]);
   }));
   if (focused !== undefined) {
     for (const name of $("spaces").querySelectorAll("button")) if (name.dataset.space === focused) name.focus();
@@ -247,6 +279,7 @@ function showSpaces() {
 
 function chooseSpace(name) {
   state.space = name;
+  remember();
   $("space").hidden = false;
   $("space-name").textContent = seen(name);
   showCharts().catch(unheard);
@@ -308,9 +341,28 @@ async function showLife(path) {
 }
 
 async function showBelow(path) {
+  state.path = path;
+  remember();
   $("path").value = seen(path);
   await showLife(path);
   $("h-life").scrollIntoView();  // it may be below the screen
+}
+
+// The view is in the address, so that an operator can send it.
+function remember() {
+  const view = [["span", state.span], ["order", state.order], ["space", state.space], ["path", state.path]];
+  const words = view.filter(([, value]) => value !== null).map(([name, value]) => `${name}=${encodeURIComponent(seen(value))}`);
+  history.replaceState(null, "", "#" + words.join("&"));
+}
+
+function recall() {
+  const view = new URLSearchParams(location.hash.slice(1));
+  for (const attribute of ["span", "order"]) {
+    const button = [...document.querySelectorAll(`button[data-${attribute}]`)].find((one) => one.dataset[attribute] === view.get(attribute));
+    if (button) press(attribute, button);
+  }
+  if (view.has("space")) chooseSpace(view.get("space"));
+  if (view.has("path")) showBelow(view.get("path"));
 }
 
 // All of it, again and again
@@ -324,7 +376,7 @@ async function look() {
     try {
       showNow(await ask("/api/now"));
       await showCharts();
-      if (Date.now() - state.asked >= RANKED) await showObjects();
+      if (Date.now() - state.asked >= RANKED) await Promise.all([showObjects(), showEvents()]);
     } catch (error) {
       unheard();
     }
@@ -332,11 +384,16 @@ async function look() {
   setTimeout(look, STEP);
 }
 
+function press(attribute, button) {
+  for (const other of document.querySelectorAll(`button[data-${attribute}]`)) other.setAttribute("aria-pressed", String(other === button));
+  state[attribute] = button.dataset[attribute];
+}
+
 function choose(attribute, chosen) {
   for (const button of document.querySelectorAll(`button[data-${attribute}]`)) {
     button.addEventListener("click", () => {
-      for (const other of document.querySelectorAll(`button[data-${attribute}]`)) other.setAttribute("aria-pressed", String(other === button));
-      state[attribute] = button.dataset[attribute];
+      press(attribute, button);
+      remember();
       chosen().catch(unheard);
     });
   }
@@ -346,6 +403,7 @@ choose("span", showCharts);
 choose("order", showObjects);
 $("sort").addEventListener("change", () => state.now && showSpaces());
 $("find").addEventListener("input", () => state.now && showSpaces());
-$("ask").addEventListener("submit", (event) => { event.preventDefault(); showLife($("path").value); });
+$("ask").addEventListener("submit", (event) => { event.preventDefault(); state.path = $("path").value; remember(); showLife(state.path); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && state.now) showCharts().catch(unheard); });
+recall();
 look();
