@@ -1,12 +1,13 @@
 """A mount's status as metric families: one table of all metrics.
 
-Contract: `families(status)` gives every metric of METRICS, some without a sample, and no other.
+Contract: `families(status)` gives every metric of METRICS, some without a sample, and no other but
+those of RENAMED under their old names.
 Without a status it gives `kvfs_up` alone. Labels are tiers, namespaces and fixed words. A counter
 is 0 before its first event, because otherwise Prometheus would not see its first step. Pure.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from prometheus_client import core
 
 from kvfs.errors import DEFECT
+from kvfs.metrics.renamed import RENAMED, old_help
 from kvfs.units import parse_size
 
 Status = Mapping[str, Any]
@@ -283,24 +285,24 @@ def _tier_gauge(name: str, what: str, field: str | None = None) -> Metric:
     return _gauge(name, what, _of_tiers(field or name.removeprefix("tier_")), TIER)
 
 
-def _tier_counter(name: str, what: str) -> Metric:
-    return _counter(name, what, _of_tiers(name.removeprefix("tier_")), TIER)
+def _tier_counter(name: str, what: str, field: str | None = None) -> Metric:
+    return _counter(name, what, _of_tiers(field or name.removeprefix("tier_")), TIER)
 
 
-def _bucket_gauge(name: str, what: str) -> Metric:
-    return _gauge(f"bucket_{name}", what, _of_bucket(name))
+def _bucket_gauge(name: str, what: str, field: str | None = None) -> Metric:
+    return _gauge(f"bucket_{name}", what, _of_bucket(field or name))
 
 
-def _bucket_counter(name: str, what: str) -> Metric:
-    return _counter(f"bucket_{name}", what, _of_bucket(name))
+def _bucket_counter(name: str, what: str, field: str | None = None) -> Metric:
+    return _counter(f"bucket_{name}", what, _of_bucket(field or name))
 
 
 def _space_gauge(name: str, what: str) -> Metric:
     return _gauge(f"namespace_{name}", what, _of_namespaces(name), SPACE)
 
 
-def _space_counter(name: str, what: str) -> Metric:
-    return _counter(f"namespace_{name}", what, _counted(name), SPACE)
+def _space_counter(name: str, what: str, field: str | None = None) -> Metric:
+    return _counter(f"namespace_{name}", what, _counted(field or name), SPACE)
 
 
 METRICS = (
@@ -309,7 +311,11 @@ METRICS = (
         "info", "Version and mount point as labels. Always 1.", _info, ("version", "mountpoint")
     ),
     _gauge("uptime_seconds", "Seconds since this daemon began to serve.", _value("uptime_s")),
-    _counter("takeovers", "Takeovers since the mount.", _value("takeovers")),
+    _counter(
+        "takeovers",
+        "Takeovers of the mount by another daemon, since the mount.",
+        _value("takeovers"),
+    ),
     _gauge("keeper_up", "1 if the keeper lives, else 0.", _whether(lambda one: one["keeper_pid"])),
     _gauge("passthrough", "1 if the kernel moves the bytes, else 0.", _value("passthrough", "on")),
     _gauge("huge_pages", "1 if the RAM tier has huge pages, else 0.", _value("huge_pages", "on")),
@@ -323,12 +329,24 @@ METRICS = (
     _gauge("open_handles", "Open file handles and leases."),
     _gauge("writers", "Objects that are being written."),
     _gauge("jobs", "Copies and digests that run or wait."),
-    _gauge("writing_back", "1 while kvfs writes back before an unmount, else 0."),
-    _gauge("trash", "Files in local tiers that kvfs has yet to unlink."),
+    _gauge(
+        "writeback_active",
+        "1 while kvfs writes back before an unmount, else 0.",
+        _value("writing_back"),
+    ),
+    _gauge("trash_files", "Files in local tiers that kvfs has yet to unlink.", _value("trash")),
     _gauge("reclaimable_bytes", "Bytes of RAM that a new file can get without waiting."),
     _counter("opens", "Opens of files that were not open yet.", _opens, ("by",)),
-    _counter("opens_fast", "Opens that a thread answered, without the daemon's loop."),
-    _counter("lookups_fast", "Lookups of absent names that a thread answered, without the loop."),
+    _counter(
+        "fast_opens",
+        "Opens that a thread answered, without the daemon's loop.",
+        _value("counters", "opens_fast"),
+    ),
+    _counter(
+        "fast_lookups",
+        "Lookups of absent names that a thread answered, without the loop.",
+        _value("counters", "lookups_fast"),
+    ),
     _gauge("fast_objects", "Objects whose opens need no daemon.", _fast_objects),
     _counter(
         "evictions",
@@ -343,21 +361,51 @@ METRICS = (
         ("decision",),
     ),
     _counter("errors", "Operations answered with an error.", _errors, ("operation", "class")),
-    _counter("defects", "Operations answered with an error of class defect.", _defects),
+    _counter(
+        "defects",
+        "Operations that failed because of a defect of kvfs, each with a traceback in the log.",
+        _defects,
+    ),
     _counter("misses", "Lookups of absent blocks, and opens of objects whose bytes no tier has."),
     _counter("opens_unreadable", "Opens of objects whose bytes no tier has: they are misses, too."),
-    _counter("created", "Files created."),
-    _counter("sealed", "Seals of files with new content."),
-    _counter("settled", "Files written to NVMe directly, then synced and hashed."),
-    _counter("verified", "Copies on NVMe that kvfs compared with their digests at an open."),
-    _counter("demoted", "Copies made from RAM to NVMe."),
-    _counter("promoted", "Copies made from NVMe to RAM."),
+    _counter("files_created", "Files created.", _value("counters", "created")),
+    _counter("seals", "Seals of files with new content.", _value("counters", "sealed")),
+    _counter(
+        "files_settled",
+        "Files written to NVMe directly, then synced and hashed.",
+        _value("counters", "settled"),
+    ),
+    _counter(
+        "copies_verified",
+        "Copies on NVMe that kvfs compared with their digests at an open.",
+        _value("counters", "verified"),
+    ),
+    _counter("demotions", "Copies made from RAM to NVMe.", _value("counters", "demoted")),
+    _counter("promotions", "Copies made from NVMe to RAM.", _value("counters", "promoted")),
     _counter("promotions_skipped", "Promotions skipped because RAM had no room."),
-    _counter("outrun", "Files with publish=close that lost their name to another file."),
-    _counter("dropped", "Objects dropped with all their names."),
-    _counter("missing", "Copies in local tiers that were not at their place."),
-    _counter("quarantined", "Damaged copies moved to quarantine."),
-    _counter("swept", "Files in local tiers that no record named, and that kvfs removed."),
+    _counter(
+        "files_outrun",
+        "Files with publish=close that lost their name to another file.",
+        _value("counters", "outrun"),
+    ),
+    _counter(
+        "objects_dropped", "Objects dropped with all their names.", _value("counters", "dropped")
+    ),
+    _counter(
+        "copies_missing",
+        "Copies in local tiers that were not at their place.",
+        _value("counters", "missing"),
+    ),
+    _counter(
+        "copies_quarantined",
+        "Damaged copies moved to quarantine.",
+        _value("counters", "quarantined"),
+    ),
+    _counter(
+        "files_swept",
+        "Files in local tiers that no record named, and that kvfs removed.",
+        _value("counters", "swept"),
+    ),
     _counter("mover_failures", "Movers that died."),
     _counter("job_failures", "Copies and digests that failed."),
     _gauge(
@@ -381,18 +429,26 @@ METRICS = (
     # Tiers
     _tier_gauge("tier_capacity_bytes", "Bytes that the tier may use now."),
     _tier_gauge("tier_used_bytes", "Bytes of sealed objects in the tier."),
-    _tier_gauge("tier_reserved_bytes", "Bytes reserved in the tier."),
-    _tier_gauge("tier_objects", "Copies in the tier."),
+    _tier_gauge(
+        "tier_reserved_bytes", "Bytes reserved in the tier for files that are being written."
+    ),
+    _tier_gauge("tier_objects", "Copies of objects in the tier."),
     _tier_counter("tier_hits", "Opens that the tier served, of objects that were not open yet."),
     _gauge(
         "tier_state", "1 for the current state of the tier, else 0.", _states, ("tier", "state")
     ),
-    _tier_gauge("tier_state_seconds", "Seconds in the current state.", "state_s"),
-    _tier_counter("compressed", "Objects compressed for the tier."),
+    _tier_gauge("tier_state_seconds", "Seconds since the state of the tier changed.", "state_s"),
+    _tier_counter("objects_compressed", "Objects compressed for the tier.", "compressed"),
     _tier_counter("compressed_bytes", "Bytes of compressed objects before their compression."),
     _tier_counter("compressed_to_bytes", "Bytes of compressed objects after their compression."),
-    _tier_counter("not_compressed", "Objects left uncompressed, because compression did not pay."),
-    _tier_counter("decompressed", "Objects read from the tier and decompressed."),
+    _tier_counter(
+        "objects_not_compressed",
+        "Objects left uncompressed, because compression did not pay.",
+        "not_compressed",
+    ),
+    _tier_counter(
+        "objects_decompressed", "Objects read from the tier and decompressed.", "decompressed"
+    ),
     *(
         _counter(
             f"{name}_cpu_seconds",
@@ -406,9 +462,14 @@ METRICS = (
     _counter("scrub_bytes", "Bytes of copies that the scrub verified.", _scrubbed("bytes"), TIER),
     _counter("scrub_objects", "Copies that the scrub verified.", _scrubbed("objects"), TIER),
     _counter(
-        "scrub_rotten", "Copies whose bytes differ from their digest.", _scrubbed("rotten"), TIER
+        "scrub_rotten_copies",
+        "Copies whose bytes differ from their digest.",
+        _scrubbed("rotten"),
+        TIER,
     ),
-    _counter("scrub_unread", "Copies that the scrub could not read.", _scrubbed("unread"), TIER),
+    _counter(
+        "scrub_unread_copies", "Copies that the scrub could not read.", _scrubbed("unread"), TIER
+    ),
     _counter("scrub_cpu_seconds", "Seconds of CPU time of the scrub.", _value("scrub", "cpu_s")),
     _gauge(
         "scrub_period_seconds",
@@ -451,38 +512,65 @@ METRICS = (
         "Seconds since the seal of the oldest dirty object.",
         "oldest_dirty_s",
     ),
-    _bucket_gauge("loaded", "1 if the dirty objects of earlier mounts are counted, else 0."),
-    _bucket_gauge("to_delete", "Keys that kvfs has yet to delete in the bucket."),
     _bucket_gauge(
-        "in_conflict",
-        "Objects that stay on this node, because other objects have their names in the bucket.",
+        "dirty_loaded", "1 if the dirty objects of earlier mounts are counted, else 0.", "loaded"
     ),
-    _bucket_gauge("streaming", "Objects that programs read during their download."),
-    _bucket_counter("uploads", "Objects uploaded."),
-    _bucket_counter("upload_bytes", "Bytes of objects uploaded."),
-    _bucket_counter("downloads", "Objects downloaded."),
-    _bucket_counter("download_bytes", "Bytes of objects downloaded."),
+    _bucket_gauge("keys_to_delete", "Keys that kvfs has yet to delete in the bucket.", "to_delete"),
+    _bucket_gauge(
+        "objects_in_conflict",
+        "Objects that stay on this node, because other objects have their names in the bucket.",
+        "in_conflict",
+    ),
+    _bucket_gauge(
+        "objects_streaming", "Objects that programs read during their download.", "streaming"
+    ),
+    _bucket_counter("uploads", "Objects uploaded to the bucket."),
+    _bucket_counter("upload_bytes", "Bytes of objects uploaded to the bucket."),
+    _bucket_counter("downloads", "Objects downloaded from the bucket."),
+    _bucket_counter("download_bytes", "Bytes of objects downloaded from the bucket."),
     _bucket_counter("headers", "Objects whose first 4 KiB were downloaded for a directory scan."),
     _bucket_counter("copies", "Objects copied within the bucket to another name."),
     _bucket_counter("deletes", "Keys deleted in the bucket."),
     _bucket_counter("conflicts", "Objects whose name another node published with other bytes."),
     _bucket_counter("conflicts_ended", "Objects in conflict whose name became free."),
     _bucket_counter("failures", "Requests that the store failed or did not answer."),
-    _counter("bucket_errors", "Failed requests by class of error.", _bucket_errors, ("class",)),
-    _bucket_counter("waits", "Waits of writers and opens for an upload."),
+    _counter(
+        "bucket_errors",
+        "Requests to the bucket that failed, by class of error.",
+        _bucket_errors,
+        ("class",),
+    ),
+    _bucket_counter("waits", "Times that a writer or an open waited for an upload to the bucket."),
     _bucket_counter("lookups", "Lookups of names in the bucket."),
     _bucket_counter(
-        "absent_cached",
+        "lookups_saved",
         "Lookups that sent no request: a lookup of the last second found the name absent.",
+        "absent_cached",
     ),
-    _bucket_counter("found", "Objects of other nodes that lookups found."),
-    _bucket_counter("imported", "Objects of other nodes that listings found."),
-    _bucket_counter("stale", "Objects that another node deleted or replaced in the bucket."),
-    _bucket_counter("refused", "Keys skipped because kvfs cannot serve them as objects."),
-    _bucket_counter("prefetched", "Objects hydrated ahead of an open."),
-    _bucket_counter("prefetch_used", "Prefetched objects that were opened within a minute."),
-    _bucket_counter("prefetch_wasted", "Prefetched objects that were not opened within a minute."),
-    _bucket_counter("warmed", "Objects hydrated for kvfs warm."),
+    _bucket_counter("objects_found", "Objects of other nodes that lookups found.", "found"),
+    _bucket_counter("objects_imported", "Objects of other nodes that listings found.", "imported"),
+    _bucket_counter(
+        "objects_stale", "Objects that another node deleted or replaced in the bucket.", "stale"
+    ),
+    _bucket_counter(
+        "keys_refused", "Keys skipped because kvfs cannot serve them as objects.", "refused"
+    ),
+    _bucket_counter(
+        "objects_prefetched",
+        "Objects downloaded ahead of an open, which is expected soon.",
+        "prefetched",
+    ),
+    _bucket_counter(
+        "prefetches_used", "Prefetched objects that were opened within a minute.", "prefetch_used"
+    ),
+    _bucket_counter(
+        "prefetches_wasted",
+        "Prefetched objects that were not opened within a minute.",
+        "prefetch_wasted",
+    ),
+    _bucket_counter(
+        "objects_warmed", "Objects downloaded from the bucket for kvfs warm.", "warmed"
+    ),
     # Namespaces
     _space_gauge("bytes", "Physical bytes of the namespace's objects, each counted once."),
     _space_gauge("objects", "Objects in the namespace."),
@@ -510,11 +598,11 @@ METRICS = (
         "misses", "Lookups of absent blocks, and opens of objects whose bytes no tier has."
     ),
     _space_counter("opens_unreadable", "Opens of objects whose bytes no tier has."),
-    _space_counter("read_bytes", "Bytes of the objects opened for reading."),
-    _space_counter("written", "Objects written in the namespace."),
+    _space_counter("opened_bytes", "Bytes of the objects opened for reading.", "read_bytes"),
+    _space_counter("objects_written", "Objects written in the namespace.", "written"),
     _space_counter("written_bytes", "Bytes of objects written in the namespace."),
     _gauge(
-        "namespace_hit_ratio",
+        "namespace_hit_ratio_estimate",
         "What-if hit ratio from 0 to 1, by factor of the room. 1 estimates the measured ratio.",
         _ratios,
         ("namespace", "times"),
@@ -527,7 +615,7 @@ METRICS = (
         ("namespace", "kind"),
     ),
     _gauge(
-        "namespace_homeless",
+        "namespace_without_tier",
         "1 if the mount has no tier for the namespace, else 0.",
         _homeless,
         SPACE,
@@ -542,8 +630,18 @@ def families(status: Status | None) -> Iterator[core.Metric]:
     )
     if status is not None:
         for metric in METRICS:
-            family: Any = FAMILIES[metric.type](metric.name, metric.help, labels=metric.labels)
-            for labels, value in metric.read(status):
-                # A histogram has the buckets and the sum, a summary the count and the sum.
-                family.add_metric(labels, *(value if isinstance(value, tuple) else (float(value),)))
-            yield family
+            samples = list(metric.read(status))
+            yield _family(metric.name, metric.help, metric, samples)
+            if old := RENAMED.get(metric.name):
+                yield _family(old, old_help(metric.name), metric, samples)
+
+
+def _family(
+    name: str, what: str, metric: Metric, samples: Iterable[tuple[tuple[str, ...], Any]]
+) -> core.Metric:
+    family: Any = FAMILIES[metric.type](name, what, labels=metric.labels)
+    for labels, value in samples:
+        # A histogram has the buckets and the sum, a summary the count and the sum.
+        family.add_metric(labels, *(value if isinstance(value, tuple) else (float(value),)))
+    made: core.Metric = family
+    return made

@@ -121,7 +121,7 @@ def test_known_hits_and_misses_read_back(
         found,
         missed,
     )
-    estimate = value(samples, "kvfs_namespace_hit_ratio", namespace="engine", times="1")
+    estimate = value(samples, "kvfs_namespace_hit_ratio_estimate", namespace="engine", times="1")
     assert abs(estimate - ratio) <= NEAR
 
 

@@ -236,7 +236,7 @@ def test_status_and_metrics_tell_of_it(mount: Mount, port: int) -> None:
     assert "0 rotten, 0 unread" in line
     samples = until(port, "kvfs_scrub_last_completed_timestamp_seconds", last["ended"])
     assert value(samples, "kvfs_scrub_objects_total", tier="nvme") >= 2
-    assert value(samples, "kvfs_scrub_rotten_total", tier="nvme") == 0
+    assert value(samples, "kvfs_scrub_rotten_copies_total", tier="nvme") == 0
     assert value(samples, "kvfs_scrub_period_seconds") == 0
 
 

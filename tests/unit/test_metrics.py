@@ -22,6 +22,7 @@ from kvfs.metrics import families
 from kvfs.metrics.__main__ import Scrape, handler
 from kvfs.metrics.address import EXPECTED, Address
 from kvfs.metrics.families import METRICS, NAMESPACES_MOST, OTHERS
+from kvfs.metrics.renamed import RENAMED
 from kvfs.tiers.bucket import COUNTERS as BUCKET_COUNTERS
 from kvfs.tiers.tier import PACKING_COUNTERS
 from kvfs.web.serving import CONNECTIONS, Snapshot, WebServer
@@ -275,7 +276,40 @@ def test_dashboard_uses_exported_metrics_only() -> None:
     assert set(re.findall(r"kvfs_\w+", " ".join(exprs))) <= exported_names()
     variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(panels))) - {"__rate_interval"}
-    assert used == variables == {"datasource", "instance"}
+    assert used == variables == {"datasource", "instance", "namespace"}
+
+
+def test_panels_of_namespaces_follow_the_variable() -> None:
+    for expression in expressions():
+        for selector in re.findall(r"kvfs_namespace_\w+\{([^}]*)\}", expression):
+            assert 'namespace=~"$namespace"' in selector, expression
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        columns, rows = range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])
+        cells = {(column, row) for column in columns for row in rows}
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+def test_old_names_have_the_samples_of_the_new_ones_and_are_not_used() -> None:
+    unique = numbers()
+    samples = scraped(status(unique))
+    assert set(RENAMED) <= {metric.name for metric in METRICS}
+    for new, old in RENAMED.items():
+        of_new = {labels: value for (name, labels), value in samples.items() if name == new}
+        of_old = {labels: value for (name, labels), value in samples.items() if name == old}
+        assert of_new == of_old != {}, (old, new)
+    used = " ".join([*expressions(), RULES.read_text()])
+    assert not set(RENAMED.values()) & set(re.findall(r"kvfs_\w+", used))
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    assert dict(re.findall(r"^\| `(kvfs_\w+)` \| `(kvfs_\w+)` \|$", text, re.MULTILINE)) == {
+        old: new for new, old in RENAMED.items()
+    }
 
 
 def expressions() -> list[str]:
@@ -338,10 +372,13 @@ CAUSES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "KvfsLost": ({'kvfs_evictions_total{reason="lost"}': "0x80 2x10"}, {"reason": "lost"}),
     "KvfsDamaged": (
-        {"kvfs_quarantined_total": "0x80 1x10", "kvfs_missing_total": "0x90"},
+        {"kvfs_copies_quarantined_total": "0x80 1x10", "kvfs_copies_missing_total": "0x90"},
         {},
     ),
-    "KvfsRotFound": ({'kvfs_scrub_rotten_total{tier="nvme"}': "0x80 1x10"}, {"tier": "nvme"}),
+    "KvfsRotFound": (
+        {'kvfs_scrub_rotten_copies_total{tier="nvme"}': "0x80 1x10"},
+        {"tier": "nvme"},
+    ),
     "KvfsScrubLate": (
         {"kvfs_scrub_began_timestamp_seconds": "60x90", "kvfs_scrub_period_seconds": "600x90"},
         {},
@@ -364,7 +401,7 @@ CAUSES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"tier": "nvme"},
     ),
     "KvfsNamespaceHomeless": (
-        {'kvfs_namespace_homeless{namespace="chat"}': "1x90"},
+        {'kvfs_namespace_without_tier{namespace="chat"}': "1x90"},
         {"namespace": "chat"},
     ),
     "KvfsNoSpace": (
@@ -394,9 +431,9 @@ WELL = {
     'kvfs_tier_state{tier="nvme",state="suspect"}': "0x90",
     'kvfs_evictions_total{reason="lost"}': "7x90",
     'kvfs_evictions_total{reason="evicted"}': "0+7x90",
-    "kvfs_quarantined_total": "7x90",
-    "kvfs_missing_total": "7x90",
-    'kvfs_scrub_rotten_total{tier="nvme"}': "7x90",
+    "kvfs_copies_quarantined_total": "7x90",
+    "kvfs_copies_missing_total": "7x90",
+    'kvfs_scrub_rotten_copies_total{tier="nvme"}': "7x90",
     "kvfs_scrub_began_timestamp_seconds": "0+60x90",
     "kvfs_scrub_period_seconds": "600x90",
     "kvfs_inodes_unreadable": "0x90",
@@ -408,7 +445,7 @@ WELL = {
     "kvfs_objects_out_of_reach": "0x90",
     'kvfs_open_seconds_bucket{tier="nvme",le="0.05"}': "0+100x90",
     'kvfs_open_seconds_bucket{tier="nvme",le="+Inf"}': "0+100x90",
-    'kvfs_namespace_homeless{namespace="chat"}': "0x90",
+    'kvfs_namespace_without_tier{namespace="chat"}': "0x90",
     'kvfs_errors_total{operation="create",class="NoSpaceError"}': "7x90",
     'kvfs_errors_total{operation="lookup",class="NotFoundError"}': "0+7x90",
     'kvfs_namespace_bytes{namespace="chat"}': "90x90",
