@@ -351,13 +351,14 @@ def test_prometheus_evaluates_the_queries_of_the_dashboard(
     assert (kv.path / "a").read_bytes() == b"a"
     dashboard = json.loads((OBSERVE / "kvfs.grafana.json").read_text())
     drawn = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    # What this mount has not: a bucket, errors of other classes, perhaps ratios.
-    without = re.compile("hydrate|hit_ratio|dirty|kvfs_bucket|kvfs_errors_total")
+    # What this mount has not: a bucket, quotas, errors of other classes, perhaps ratios.
+    without = re.compile("hydrate|hit_ratio|dirty|kvfs_bucket|kvfs_errors_total|quota_bytes")
     wanted = [expression for expression in drawn if not without.search(expression)]
 
     def draws(expression: str) -> bool:
         """Whether an expression gives data; a rate needs two scrapes."""
-        asked = expression.replace("$__rate_interval", "5m").replace("$instance", ".*")
+        asked = expression.replace("$__rate_interval", "5m")
+        asked = asked.replace("$instance", ".*").replace("$namespace", ".*")
         return bool(api("query", query=asked)["result"])  # it fails if that is no expression
 
     for expression in wanted:

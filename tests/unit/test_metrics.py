@@ -332,7 +332,9 @@ def test_expressions_of_the_dashboard_are_understood(tmp_path: Path) -> None:
     rules = [
         {
             "record": f"drawn:{number}",
-            "expr": expr.replace("$__rate_interval", "5m").replace("$instance", ".*"),
+            "expr": expr.replace("$__rate_interval", "5m")
+            .replace("$instance", ".*")
+            .replace("$namespace", ".*"),
         }
         for number, expr in enumerate(expressions())
     ]
