@@ -38,6 +38,7 @@ LONG = (
 )
 USUAL = "ram=256M,nvme={tmp}/nvme,nvme_size=2G"
 _NUMBERS = itertools.count(1)
+_CREDENTIALS: dict[str, str] = {}  # of the server of `s3`, once it runs
 
 # Shells have what they run in the background ignore it, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -53,6 +54,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _file(item: pytest.Item) -> str:
     return item.nodeid.split("::")[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment() -> Iterator[None]:
+    """Expect that a file of tests leaves the environment as it was, apart from `s3`."""
+    before = _variables()
+    yield
+    assert _variables() == before | _CREDENTIALS, "use monkeypatch, or pytest.MonkeyPatch.context"
+
+
+def _variables() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
 
 
 @pytest.fixture
@@ -148,7 +161,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     before = dict(os.environ)
     try:
         server.start()
-        os.environ.update(server.credentials)
+        _CREDENTIALS.update(server.credentials)
+        os.environ.update(_CREDENTIALS)
         yield server
     finally:
         os.environ.clear()

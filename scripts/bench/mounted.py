@@ -132,5 +132,6 @@ def kvfs(mountpoint: Path, options: str, program: Sequence[str] = KVFS) -> Itera
                 mounted.umount(now=True)
         except Failed:
             # Never leave a mount behind, and never remove a folder through one.
-            subprocess.run(["umount", "-l", str(mountpoint)], check=True)
+            if is_mounted(mountpoint):
+                subprocess.run(["umount", "-l", str(mountpoint)], check=True)
             raise

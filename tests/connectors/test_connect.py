@@ -104,4 +104,4 @@ def test_unknown_engines_and_bare_directories_are_refused(mounted: Mounted) -> N
     assert bad.stderr == f"kvfs: unknown engine 'vlm': expected one of {engines}\n"
     bare = kvfs("connect", "vllm", place, code=2)
     assert "the directory has no settings of its own" in bare.stderr
-    kvfs("connect", "vllm", mounted.path / "absent", code=1)
+    kvfs("connect", "vllm", mounted.path / "absent", code=2)

@@ -188,10 +188,18 @@ CASES = [(fault, line) for fault, (_, _, lines) in FAULTS.items() for line in li
 ASK_NONE = {"mounts", "doctor", "version", "umount", "mount", "setup"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _credentials() -> Iterator[None]:
+    """Of no server; without them it is not asked."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "nobodys")
+        yield
+
+
 @pytest.fixture(scope="module")
 def places(module_mount: Mount) -> Iterator[dict[str, str]]:
     """One mount, one without its bucket, one without a daemon, and other places."""
-    os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     kv = module_mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M,allow_other")
     tmp = kv.path.parent
     away = module_mount(

@@ -151,6 +151,8 @@ OTHERS = {
     "kvfs.cli.bench": "files of the kernel, and files that it made itself",
     "kvfs.cli.bundle": "files of the kernel; all else is cut or read by own_files",
     "kvfs.cli.doctor": "files of the kernel",
+    "kvfs.cli.package": "files of the kernel",
+    "kvfs.cli.setup": "files of the package, and files that it compares with them",
     "kvfs.cli.users": "files of the kernel",
     "kvfs.client.leased": "files of the kernel",
     "kvfs.core.objects.scans": "files of the kernel",
