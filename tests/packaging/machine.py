@@ -14,6 +14,7 @@ from tests.harness import PATIENCE, wait_for
 
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"  # pip's, where a proxy has one of its own
 BOOT = """
+umount --all --lazy --types fuse.kvfs # or their unmounts elsewhere would wait for this one
 mount --bind "$1" "$1"
 cd "$1"
 mount -t proc proc proc

@@ -183,6 +183,7 @@ def test_a_package_installs_upgrades_under_load_and_goes(
 # As a runtime of Kubernetes: $HOST/kvfs is a shared mount of the node, and the container is started
 # on it, asked by its probe, used from outside, and stopped as kubelet does.
 NODE = """
+umount --all --lazy --types fuse.kvfs # or their unmounts elsewhere would wait for this one
 umount -lR /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup # crun takes no mixture of versions 1 and 2
 mount -t tmpfs tmpfs $HOST
