@@ -36,6 +36,7 @@ class MountEntry(NamedTuple):
     super_options: tuple[str, ...]
     number: int = 0
     flags: tuple[str, ...] = ()
+    device: str = ""  # of the file system: MAJOR:MINOR, the same in all mount namespaces
 
     @property
     def owner(self) -> str:
@@ -51,14 +52,20 @@ class MountEntry(NamedTuple):
 
 def mounts(proc: Path = PROC) -> list[MountEntry]:
     """Return all mounts in this mount namespace, the topmost mount of a path last."""
+    return mounts_of(proc / "self")
+
+
+def mounts_of(process: Path) -> list[MountEntry]:
+    """Return all mounts in the mount namespace of a process, given as its directory of proc(5)."""
     found = []
     # Not splitlines: a directory's name may contain characters that end lines for it.
-    for line in os.fsdecode((proc / "self/mountinfo").read_bytes()).split("\n")[:-1]:
+    for line in os.fsdecode((process / "mountinfo").read_bytes()).split("\n")[:-1]:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split(" ")
         root, path = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
         flags, options = (tuple(text.split(",")) for text in (fields[5], rest[2]))
-        found.append(MountEntry(root, path, rest[0], rest[1], options, int(fields[0]), flags))
+        number, device = int(fields[0]), fields[2]
+        found.append(MountEntry(root, path, rest[0], rest[1], options, number, flags, device))
     return found
 
 

@@ -145,6 +145,11 @@ def _check_ended(mountpoint: Path) -> None:
             f"{mountpoint} was detached while it was exported, and its kvfs (process {keeper}) "
             f"serves it until the export ends; end it first: {stop}"
         )
+    if copies := users.of_copies(mountpoint):
+        raise ConfigError(
+            f"{mountpoint} was unmounted here, and its kvfs (process {keeper}) serves other mount "
+            f"namespaces, with {copies}: unmount it there, and mount again after that"
+        )
     raise ConfigError(
         f"{mountpoint} was detached, and its kvfs (process {keeper}) serves it until all its files "
         "are closed and saved: mount again after that. Files of detached mounts are open in "

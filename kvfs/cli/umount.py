@@ -40,6 +40,7 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     Objects that NVMe or the bucket has already need no saving.
     """
     mounted = _is_mounted(mountpoint, now=now)
+    entry = runtime.mount_at(mountpoint)
     keeper = _keeper(mountpoint)
     try:
         if keeper is not None and not now:
@@ -55,9 +56,15 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
             raise
         patience = NOW_S if now else EXIT_S
         if keeper is not None and not lazy and not select.select([keeper], [], [], patience)[0]:
+            copies = users.of_copies(mountpoint, entry.device if entry else "")
+            why = (
+                f"it serves other mount namespaces, with {copies}: unmount it there"
+                if copies
+                else "it waits for a disk or a bucket; see the log"
+            )
             raise KvfsError(
-                f"{mountpoint} is unmounted, but its daemon has not ended in {patience:.0f} s: it "
-                "waits for a disk or a bucket; see the log"
+                f"{mountpoint} is unmounted, but its daemon has not ended in {patience:.0f} s: "
+                f"{why}"
             )
     finally:
         if keeper is not None:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvfs.nfs.servers import Ganesha, KernelNfsServer
-from kvfs.runtime import PROC
+from kvfs.runtime import FSTYPE, PROC, mounts_of
 
 UNSEEN = "a process that is not visible from here"
 # Files without a name on mounts of the kernel's own, which are in no table either.
@@ -44,9 +44,33 @@ def of_detached() -> str:
     return ", ".join(sorted(name for name in _names(_has_detached))) or UNSEEN
 
 
+def of_copies(mountpoint: Path, device: str = "") -> str:
+    """Name a process in each other mount namespace that still has this mount; empty: there is none.
+
+    A container may have such a copy. `device` finds it at other paths, too.
+    """
+    seen = {_target(PROC / "self/ns/mnt")}
+
+    def has_copy(process: Path) -> bool:
+        namespace = _target(process / "ns/mnt")
+        if namespace in seen:
+            return False
+        seen.add(namespace)
+        try:
+            entries = mounts_of(process)
+        except OSError:  # it has ended meanwhile, or is another user's
+            return False
+        return any(
+            one.fstype == FSTYPE and (one.path == str(mountpoint) or one.device == device)
+            for one in entries
+        )
+
+    return ", ".join(sorted(_names(has_copy)))
+
+
 def _names(wanted: Callable[[Path], bool]) -> Iterator[str]:
     for process in PROC.glob("[0-9]*"):
-        if wanted(process) and not _is_kvfs(process):
+        if not _is_kvfs(process) and wanted(process):
             try:
                 yield f"{(process / 'comm').read_text().strip()} ({process.name})"
             except OSError:  # it has ended meanwhile

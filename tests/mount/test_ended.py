@@ -51,3 +51,51 @@ def test_no_process_of_kvfs_is_named_as_a_user(mount: Mount) -> None:
         assert f"its kvfs (process {detached.keeper})" in done.stderr
     wait_for(lambda: not alive(detached.keeper), "the keeper ends")
     assert mount_again(detached.path, detached.options).returncode == 0
+
+
+def test_a_mount_namespace_that_has_a_copy_is_named(mount: Mount, tmp_path: Path) -> None:
+    """As a container that started while the file system was mounted."""
+    kv, elsewhere = mount(OPTIONS), tmp_path / "elsewhere"
+    keeper = kv.keeper
+    elsewhere.mkdir()
+    script = f"mount --move {kv.path} {elsewhere}; touch {tmp_path}/copied; read line"
+    with subprocess.Popen(
+        ["unshare", "--mount", "--propagation=private", "sh", "-euc", script],
+        stdin=subprocess.PIPE,
+    ) as copying:
+        wait_for((tmp_path / "copied").exists, "the copy is there")
+        done = subprocess.run(
+            [*KVFS, "umount", "--now", kv.path], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert re.fullmatch(
+            f"kvfs: {kv.path} is unmounted, but its daemon has not ended in 5 s: it serves other "
+            rf"mount namespaces, with (.*, )?sh \({copying.pid}\)(, .*)?: unmount it there\n",
+            done.stderr,
+        )
+        copying.communicate(b"\n")
+    wait_for(lambda: not alive(keeper), "the keeper ends")
+    assert mount_again(kv.path, kv.options).returncode == 0
+
+
+def test_the_next_mount_names_a_namespace_with_a_copy(mount: Mount, tmp_path: Path) -> None:
+    kv = mount(OPTIONS)
+    keeper = kv.keeper
+    script = f"touch {tmp_path}/copied; read line"
+    with subprocess.Popen(
+        ["unshare", "--mount", "--propagation=private", "sh", "-euc", script],
+        stdin=subprocess.PIPE,
+    ) as copying:
+        wait_for((tmp_path / "copied").exists, "the copy is there")
+        subprocess.run(["umount", kv.path], check=True)
+        done = mount_again(kv.path, kv.options)
+        assert done.returncode == 2
+        assert re.fullmatch(
+            rf"kvfs: {kv.path} was unmounted here, and its kvfs \(process {keeper}\) serves other "
+            rf"mount namespaces, with (.*, )?sh \({copying.pid}\)(, .*)?: unmount it there, and "
+            r"mount again after that\n",
+            done.stderr,
+        )
+        copying.communicate(b"\n")
+    wait_for(lambda: not alive(keeper), "the keeper ends")
+    assert mount_again(kv.path, kv.options).returncode == 0
