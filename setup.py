@@ -7,9 +7,9 @@ An engine's container has no libfuse, and needs none: with KVFS_CLIENT=1 in the 
 is compiled, only what `kvfs.client` and `kvfs.connectors` import is required (torch comes with the
 engine), and there is no command `kvfs`. The version says so: 0.1.0+client.
 
-The files of mount/ are in the package as `kvfs/share`, for `kvfs setup`. KVFS_BUNDLE=DIRECTORY puts
-the modules of this directory into `kvfs/bundled`: scripts/build-wheel.sh gives pyfuse3, which PyPI
-has as source only, so that a machine of users needs no compiler.
+The documentation and mount/ are in the package below `kvfs/share`, for users and `kvfs setup`.
+KVFS_BUNDLE=DIRECTORY puts the modules of this directory into `kvfs/bundled`: scripts/build-wheel.sh
+gives pyfuse3, which PyPI has as source only, so that a machine of users needs no compiler.
 """
 
 import os
@@ -37,6 +37,8 @@ REQUIRES = [
     "trio>=0.27",
     "trio-parallel>=1.3",
 ]
+SHARED = ("mount", "docs")
+PAGES = ("README.md", "SEMANTICS.md", "CHANGELOG.md")
 BUNDLE = os.environ.get("KVFS_BUNDLE", "")
 CLIENT_ONLY = "to use a mount from an engine's process, nothing is compiled: set KVFS_CLIENT=1"
 
@@ -65,13 +67,16 @@ def pkg_config(*arguments: str) -> list[str]:
 
 
 class BuildPackage(build_py):
-    """The modules, the files of mount/ and the bundle. An installation in place needs no copies."""
+    """The modules, what users read, and the bundle. An installation in place needs no copies."""
 
     def run(self) -> None:
         """Build as setuptools does, then copy."""
         super().run()
         if not self.editable_mode:
-            self._copy("mount", "share")
+            for directory in SHARED:
+                self._copy(directory, os.path.join("share", directory))
+            for page in PAGES:
+                shutil.copy(page, os.path.join(self.build_lib, "kvfs", "share", page))
             if BUNDLE:
                 self._copy(BUNDLE, "bundled")
 

@@ -32,10 +32,13 @@ def check_mountpoint(mountpoint: Path) -> None:
     """Expect a directory that is no mount point."""
     # Before any stat: that could hang on a daemon which does not answer.
     if mount := runtime.mount_at(mountpoint):
-        raise ConfigError(
-            f"{mountpoint} is already a mount point ({mount.fstype}); if it answers "
-            f"'{os.strerror(errno.ENOTCONN)}', its daemon has died: kvfs umount {mountpoint}"
-        )
+        cure = "give another directory"
+        if mount.fstype == runtime.FSTYPE:
+            cure = (
+                f"if it answers '{os.strerror(errno.ENOTCONN)}', its daemon has died: "
+                f"kvfs umount {mountpoint}"
+            )
+        raise ConfigError(f"{mountpoint} is already a mount point ({mount.fstype}); {cure}")
     try:
         is_directory = mountpoint.is_dir()
         mountpoint.stat()

@@ -81,7 +81,9 @@ find "$root/usr/share/man" -type f -exec gzip --no-name --best {} +
 
 mkdir -p "$root/DEBIAN" "$root/usr/share/doc/kvfs" "$root/etc/kvfs"
 install -m 0644 LICENSE "$root/usr/share/doc/kvfs/copyright"
-install -m 0644 README.md SEMANTICS.md CHANGELOG.md "$root/usr/share/doc/kvfs/"
+for page in README.md SEMANTICS.md CHANGELOG.md docs; do
+    ln -s "../../kvfs/$page" "$root/usr/share/doc/kvfs/$page"
+done
 for script in control preinst postinst prerm postrm; do
     sed -e "s|@VERSION@|$version|g" -e "s|@ARCHITECTURE@|$(dpkg --print-architecture)|g" \
         -e "s|@PYTHON@|3.$minor|g" -e "s|@NEXT_PYTHON@|3.$((minor + 1))|g" -e "s|@LIBC@|$libc|g" \

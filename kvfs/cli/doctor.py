@@ -24,6 +24,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+import kvfs
 from kvfs import runtime
 from kvfs.cli import completion, give, human, json_option, printable
 from kvfs.cli.screen import screen
@@ -127,7 +128,8 @@ def _device() -> Check:
 
 
 def _libfuse() -> Check:
-    for name in LIBFUSE_NAMES:
+    bundled = Path(kvfs.__file__).parent.parent / "kvfs.libs"  # auditwheel puts it there
+    for name in (*map(str, bundled.glob("libfuse3-*.so*")), *LIBFUSE_NAMES):
         with contextlib.suppress(OSError):
             describe = ctypes.CDLL(name).fuse_pkgversion
             describe.restype = ctypes.c_char_p

@@ -26,6 +26,7 @@ from kvfs.errors import ConfigError, KvfsError
 PARTS = ("helper", "service", "completion", "man")
 # Where the two prefixes differ: /usr belongs to packages, /usr/local to the administrator.
 _PACKAGES, _LOCAL = "/usr", "/usr/local"
+_PACKAGE = "/usr/lib/kvfs"  # below it the environments of Debian packages are
 _UNITS = {_PACKAGES: "usr/lib/systemd/system", _LOCAL: "etc/systemd/system"}
 _HELPERS = {_PACKAGES: "usr/sbin", _LOCAL: "sbin"}
 _ZSH = {_PACKAGES: "usr/share/zsh/vendor-completions", _LOCAL: "usr/local/share/zsh/site-functions"}
@@ -68,7 +69,7 @@ def command(
 
     It writes /sbin/mount.kvfs, the unit kvfs@.service, the completion of bash, zsh and fish, and
     the manual pages. /usr/local/bin/kvfs and /usr/local/share/kvfs become links to this kvfs; the
-    latter has alert rules, a dashboard, a Helm chart and samples.
+    latter has the documentation, alert rules, a dashboard, a Helm chart and samples.
 
     With MOUNTPOINT it also makes the directory and /etc/kvfs/MOUNTPOINT.conf, for the service.
     """
@@ -84,15 +85,20 @@ def command(
         raise ConfigError(f"--root {root}: expected a directory that exists")
     if root == "/" and os.geteuid():
         raise ConfigError("kvfs setup writes to system directories: use sudo, or --root DIRECTORY")
+    packaged = root == "/" and Path(sys.prefix).is_relative_to(_PACKAGE)
+    if packaged and remove:
+        raise ConfigError("this kvfs is of the Debian package kvfs: apt remove kvfs removes it")
     parts = only or PARTS
     system = _System(base, prefix)
     try:
         if remove:
             system.remove(parts)
+        elif packaged:  # a second unit would hide the package's, and name a version that goes
+            click.echo("the Debian package kvfs has made this kvfs known to the system")
         else:
             system.install(parts)
-            if mountpoint is not None:
-                system.prepare(mountpoint)
+        if mountpoint is not None:
+            system.prepare(mountpoint)
     except OSError as error:
         raise KvfsError(f"kvfs setup: {error.filename}: {error.strerror}") from error
     if root == "/" and "service" in parts and os.path.isdir("/run/systemd/system"):
@@ -110,9 +116,9 @@ class _System:
 
     def install(self, parts: tuple[str, ...]) -> None:
         """Write what is missing or of another version, and say so."""
-        self._link(self._at(self._program), _this_program())
+        changed = self._link(self._at(self._program), _this_program())
         if "service" in parts:
-            self._link(self._at(f"{self._prefix}/share/kvfs"), shared_files())
+            changed |= self._link(self._at(f"{self._prefix}/share/kvfs"), shared_files())
         for file in self._files(parts):
             if self._may_write(file.path):
                 file.path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,6 +129,9 @@ class _System:
                     fresh.chmod(file.mode)
                     fresh.replace(file.path)
                     click.echo(f"wrote {printable(file.path)}")
+                    changed = True
+        if not changed:
+            click.echo("nothing to change")
 
     def remove(self, parts: tuple[str, ...]) -> None:
         """Remove the files with the mark, and the links to a kvfs if all parts go."""
@@ -146,7 +155,7 @@ class _System:
         else:
             options.parent.mkdir(parents=True, exist_ok=True)
             options.touch(mode=0o600)
-            options.write_text((shared_files() / "systemd" / "kvfs.conf.sample").read_text())
+            options.write_text((shared_files() / "mount/systemd/kvfs.conf.sample").read_text())
             click.echo(f"now put your options into {printable(options)}")
         self._at(str(point)).mkdir(parents=True, exist_ok=True)
         unit = f"kvfs@{runtime.escape(point)}.service"
@@ -156,7 +165,7 @@ class _System:
         return self._root / path.lstrip("/")
 
     def _files(self, parts: tuple[str, ...]) -> Iterator[_File]:
-        shared, prefix = shared_files(), self._prefix
+        shared, prefix = shared_files() / "mount", self._prefix
         if "helper" in parts:
             text = (shared / "mount.kvfs").read_text()
             text = text.replace(_PROGRAM, f"program={self._program}\n")
@@ -206,25 +215,27 @@ class _System:
         click.echo(f"{printable(path)} {of} and is left alone", err=True)
         return False
 
-    def _link(self, link: Path, target: Path) -> None:
+    def _link(self, link: Path, target: Path) -> bool:
+        """Make or change a link. Returns whether it is new."""
         if os.path.realpath(link) == os.path.realpath(target):
-            return
+            return False
         if os.path.lexists(link) and not link.is_symlink():
             click.echo(f"{printable(link)} is no link and is left alone", err=True)
-            return
+            return False
         link.parent.mkdir(parents=True, exist_ok=True)
         fresh = link.with_name(f"{link.name}.kvfs-new")
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(target)
         fresh.replace(link)
         click.echo(f"linked {printable(link)} to {printable(target)}")
+        return True
 
 
 def shared_files() -> Path:
-    """Return the directory with the unit, rules, chart and samples."""
+    """Return the directory with mount/ (unit, rules, chart, samples) and docs/."""
     package = Path(kvfs.__file__).parent
     packaged = package / "share"
-    return packaged if packaged.is_dir() else package.parent / "mount"
+    return packaged if packaged.is_dir() else package.parent
 
 
 def _this_program() -> Path:

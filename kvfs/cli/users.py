@@ -78,7 +78,9 @@ def _names(wanted: Callable[[Path], bool]) -> Iterator[str]:
 
 
 def _is_kvfs(process: Path) -> bool:
-    """Whether a process is a keeper or a daemon, or a mover in the session of its daemon."""
+    """Whether it is a keeper, a daemon, a mover in the session of its daemon, or this process."""
+    if process.name == str(os.getpid()):
+        return True
     try:
         # proc(5): the session is the fourth field after the name, which may have any bytes.
         session = (process / "stat").read_bytes().rpartition(b")")[2].split()[3]

@@ -50,7 +50,7 @@ def unanswered(mountpoint: Path, error: OSError) -> ConfigError | ControlError:
     mount = runtime.mount_at(mountpoint)
     user = "" if mount is None else mount.owner.removeprefix("user_id=")
     if user.isdecimal() and int(user) != os.geteuid():
-        cure = "use sudo" if user == "0" else "run this as that user, or with sudo"
+        cure = "use sudo" if user == "0" else f"run this as that user: sudo --user '#{user}' kvfs"
         return ConfigError(
             f"uid {os.geteuid()} may not ask {mountpoint}, it was mounted by {_user(int(user))}: "
             f"{cure}"

@@ -132,6 +132,8 @@ class Keeper:
         except (DaemonFailed, KvfsError):
             if self.device >= 0:
                 device.unmount(self.mountpoint, lazy=True)
+            else:
+                process.dismiss()
             process.end()
             raise
 

@@ -103,6 +103,13 @@ class Process:
             self.closed = True
             raise DaemonFailed(f"the daemon {self.death()}") from None
 
+    def dismiss(self) -> None:
+        """Let it end by itself: it removes the RAM tier that it made for a mount that failed."""
+        self.channel.close()
+        self.closed, deadline = True, time.monotonic() + REAP
+        while not self.reaped() and time.monotonic() < deadline:
+            time.sleep(0.002)
+
     def end(self) -> None:
         """Kill it and its movers, and wait a moment until they are gone."""
         deadline = time.monotonic() + REAP

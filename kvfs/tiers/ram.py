@@ -8,6 +8,7 @@ times as fast as /dev/shm, and writes 5.2 to 8.2 times as fast (docs/benchmarks.
 """
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -137,8 +138,15 @@ class RamTier(Tier):
                 mounts.mount(SOURCE, self.root, "tmpfs", _FLAGS, self._options("never"))
                 self.huge_why = f"the kernel refuses huge={huge} on tmpfs: {error.strerror}"
         except OSError as error:
+            if self.own_mount:
+                with contextlib.suppress(OSError):  # another program's file is in it
+                    self.root.rmdir()
+            cure = ""
+            if error.errno == errno.EPERM:
+                cure = "; root needs CAP_SYS_ADMIN to mount: use a privileged container"
             raise ConfigError(
-                f"RAM tier of {self.capacity} bytes at {self.root} cannot be made: {error}"
+                f"RAM tier of {self.capacity} bytes at {self.root} cannot be made: "
+                f"{error.strerror}{cure}"
             ) from error
 
     def _resize(self, huge: str) -> None:

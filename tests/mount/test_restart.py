@@ -392,6 +392,8 @@ def test_without_root_the_daemon_serves_the_bytes() -> None:
                 env -i PATH="$PATH" HOME=/ XDG_RUNTIME_DIR={folder}/run sh -ec '
                     cd {folder}
                     mkdir kv run
+                    ! PATH=/none {kvfs} mount kv -o ram=64M
+                    [ -z "$(find /dev/shm -maxdepth 1 -user 65534)" ]
                     {kvfs} mount kv -o ram=64M,nvme={folder}/nvme,nvme_size=256M
                     head -c 10000000 /dev/urandom > expected
                     cp expected kv/object

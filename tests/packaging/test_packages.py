@@ -127,12 +127,18 @@ def test_a_wheel_needs_no_compiler_and_setup_makes_it_known(machine: Machine, wh
     completion = machine.run("cat", "/usr/local/share/bash-completion/completions/kvfs")
     assert "_KVFS_COMPLETE=bash_complete" in completion
     for shared in (
-        "observe/kvfs.rules.yml",
-        "observe/kvfs.grafana.json",
-        "kubernetes/kvfs/Chart.yaml",
+        "mount/observe/kvfs.rules.yml",
+        "mount/observe/kvfs.grafana.json",
+        "mount/kubernetes/kvfs/Chart.yaml",
+        "docs/operating.md",
+        "docs/images/page.png",
+        "README.md",
     ):
         machine.run("test", "-s", f"/usr/local/share/kvfs/{shared}")
-    assert machine.run("/opt/env/bin/kvfs", "setup") == "", "a second call changes nothing"
+    assert machine.run("/opt/env/bin/kvfs", "setup") == "nothing to change"
+    doctor = machine.run("kvfs", "doctor", "--json")
+    verdicts = {check["name"]: check["verdict"] for check in json.loads(doctor)["checks"]}
+    assert verdicts["libfuse"] == "ok", "the wheel has its own"
     machine.run("kvfs", "umount", "/mnt/kv")
     machine.run("/opt/env/bin/kvfs", "setup", "--remove")
     machine.sh("rm -r /opt/env /data /tmp/kvfs* /etc/kvfs")
@@ -148,6 +154,13 @@ def test_a_package_installs_upgrades_under_load_and_goes(
     )
     status = mounted_and_used(machine)
     keeper = status["keeper_pid"]
+    machine.run("test", "-s", "/usr/share/doc/kvfs/docs/operating.md")
+    before_setup = machine.files()
+    said = machine.run("kvfs", "setup", "/mnt/kv")
+    assert said.startswith("the Debian package kvfs has made this kvfs known"), said
+    assert machine.files() - before_setup == {"/etc/kvfs/mnt", "/etc/kvfs/mnt/kv.conf"}
+    said = machine.run("kvfs", "setup", "--remove", code=2)
+    assert "apt remove kvfs" in said, said
     load = machine.start(
         "python3", give(machine, Path(__file__).with_name("load.py")), "/mnt/kv", "/tmp/stop"
     )
@@ -173,7 +186,7 @@ def test_a_package_installs_upgrades_under_load_and_goes(
     assert told["done"] > 100
 
     said = machine.sh("exec 3</mnt/kv/a; apt-get remove -qq kvfs", code=100)
-    assert "kvfs: /mnt/kv is as before; then: kvfs umount /mnt/kv" in said, said
+    assert "kvfs: /mnt/kv is as before; end the cause, then run: kvfs umount /mnt/kv" in said, said
     machine.run("cmp", "/tmp/bytes", "/mnt/kv/a")
     machine.run("apt-get", "remove", "-qq", "kvfs")
     machine.sh("! mountpoint -q /mnt/kv; rm -rf /data /tmp/kvfs* /etc/kvfs; apt-get -qq clean")

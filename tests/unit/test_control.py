@@ -266,7 +266,7 @@ def test_a_mount_of_another_user_is_told(
     options = ("rw", f"user_id={uid}")
     mounted = runtime.MountEntry("/", str(MOUNTPOINT), runtime.FSTYPE, "kvfs", options)
     monkeypatch.setattr(runtime, "mount_at", lambda _: mounted)
-    with pytest.raises(ConfigError, match=f"mounted by {who}: run this as that user, or"):
+    with pytest.raises(ConfigError, match=f"mounted by {who}: run this as that user: sudo"):
         request(MOUNTPOINT, "status")
 
 

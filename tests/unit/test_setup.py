@@ -33,10 +33,10 @@ def test_setup_writes_once_and_removes_all(tmp_path: Path) -> None:
     assert b"program=/usr/local/bin/kvfs\n" in (tmp_path / "sbin/mount.kvfs").read_bytes()
     assert os.access(tmp_path / "sbin/mount.kvfs", os.X_OK)
     assert all(f"usr/local/share/man/man1/kvfs-{name}.1" in found for name in COMMANDS)
-    assert (tmp_path / "usr/local/share/kvfs/observe/kvfs.rules.yml").is_file()
+    assert (tmp_path / "usr/local/share/kvfs/mount/observe/kvfs.rules.yml").is_file()
 
     again = setup(tmp_path)
-    assert (again.exit_code, again.output) == (0, "")
+    assert (again.exit_code, again.output) == (0, "nothing to change\n")
     assert files(tmp_path) == found
 
     done = setup(tmp_path, "--remove")

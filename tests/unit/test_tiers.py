@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -424,8 +425,15 @@ def test_memory_that_cannot_be_had_is_refused(ram: Ram, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(mounts, "mount", refusing)
     for huge in ("never", "always"):
-        with pytest.raises(ConfigError, match=r"RAM tier of 4194304 bytes at .* cannot be made"):
+        with pytest.raises(ConfigError) as refusal:
             ram(huge=huge)
+        found = re.fullmatch(
+            "RAM tier of 4194304 bytes at (.*) cannot be made: Operation not permitted; root needs "
+            "CAP_SYS_ADMIN to mount: use a privileged container",
+            str(refusal.value),
+        )
+        assert found is not None
+        assert not os.path.exists(found[1])
 
 
 def test_memory_is_given_back(ram: Ram) -> None:
