@@ -145,15 +145,17 @@ def _check_ended(mountpoint: Path) -> None:
             f"{mountpoint} was detached while it was exported, and its kvfs (process {keeper}) "
             f"serves it until the export ends; end it first: {stop}"
         )
-    if copies := users.of_copies(mountpoint):
+    files, copies = users.of_detached(), users.of_copies(mountpoint)
+    if copies and not files:
         raise ConfigError(
             f"{mountpoint} was unmounted here, and its kvfs (process {keeper}) serves other mount "
             f"namespaces, with {copies}: unmount it there, and mount again after that"
         )
+    also = f"; other mount namespaces have it, too, with {copies}" if copies else ""
     raise ConfigError(
         f"{mountpoint} was detached, and its kvfs (process {keeper}) serves it until all its files "
         "are closed and saved: mount again after that. Files of detached mounts are open in "
-        f"{users.of_detached()}"
+        f"{files or users.UNSEEN}{also}"
     )
 
 

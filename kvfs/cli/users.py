@@ -5,6 +5,7 @@ does not find a process that is not visible from here. It names no process of an
 files open on private mounts. Not for ending a process.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -40,8 +41,19 @@ def of_mount(mountpoint: Path) -> str:
 
 
 def of_detached() -> str:
-    """Name the processes with a file open on a detached mount, without saying on which one."""
-    return ", ".join(sorted(name for name in _names(_has_detached))) or UNSEEN
+    """Name the processes with a file open on a detached mount, without saying on which one.
+
+    Empty: there is none. A program may have files of another mount namespace open, so a mount of
+    any namespace is attached.
+    """
+    attached: set[str] = set()
+    for process in _namespaces():
+        attached |= _mount_ids(process)
+
+    def inside(process: Path) -> bool:
+        return bool(attached) and bool(_ids_of_files(process) - attached)
+
+    return ", ".join(sorted(_names(inside)))
 
 
 def of_copies(mountpoint: Path, device: str = "") -> str:
@@ -49,23 +61,29 @@ def of_copies(mountpoint: Path, device: str = "") -> str:
 
     A container may have such a copy. `device` finds it at other paths, too.
     """
-    seen = {_target(PROC / "self/ns/mnt")}
+    here = _target(PROC / "self/ns/mnt")
+    others = {process for process in _namespaces() if _target(process / "ns/mnt") != here}
 
     def has_copy(process: Path) -> bool:
-        namespace = _target(process / "ns/mnt")
-        if namespace in seen:
-            return False
-        seen.add(namespace)
         try:
-            entries = mounts_of(process)
-        except OSError:  # it has ended meanwhile, or is another user's
+            return process in others and any(
+                one.fstype == FSTYPE and (one.path == str(mountpoint) or one.device == device)
+                for one in mounts_of(process)
+            )
+        except OSError:  # it has ended meanwhile
             return False
-        return any(
-            one.fstype == FSTYPE and (one.path == str(mountpoint) or one.device == device)
-            for one in entries
-        )
 
     return ", ".join(sorted(_names(has_copy)))
+
+
+def _namespaces() -> Iterator[Path]:
+    """One process of each mount namespace, preferably one that is not of a kvfs."""
+    found: dict[str, Path] = {}
+    for process in PROC.glob("[0-9]*"):
+        namespace = _target(process / "ns/mnt")
+        if namespace and (namespace not in found or _is_kvfs(found[namespace])):
+            found[namespace] = process
+    yield from found.values()
 
 
 def _names(wanted: Callable[[Path], bool]) -> Iterator[str]:
@@ -97,20 +115,24 @@ def _runs_kvfs(process: Path) -> bool:
     return any(one == b"-m" and of.startswith(b"kvfs.") for one, of in pairwise(words))
 
 
-def _has_detached(process: Path) -> bool:
+def _mount_ids(process: Path) -> set[str]:
+    """The numbers of the mounts in the namespace of a process."""
     try:
         table = (process / "mountinfo").read_text(errors="replace").split("\n")[:-1]
-        mounts = {line.partition(" ")[0] for line in table}
-        return bool(mounts) and any(
-            found[1] not in mounts
-            for one in _entries(process / "fd")
-            if (where := _target(one)).startswith("/") and not _KERNELS.match(where)
-            for found in re.finditer(
-                r"^mnt_id:\t(\d+)$", (process / "fdinfo" / one.name).read_text(), re.MULTILINE
-            )
-        )
-    except OSError:  # it has ended meanwhile, or is another user's
-        return False
+    except OSError:  # it has ended meanwhile
+        return set()
+    return {line.partition(" ")[0] for line in table}
+
+
+def _ids_of_files(process: Path) -> set[str]:
+    """The numbers of the mounts of a process's open files."""
+    found = set[str]()
+    for one in _entries(process / "fd"):
+        if (where := _target(one)).startswith("/") and not _KERNELS.match(where):
+            with contextlib.suppress(OSError):  # it is closed meanwhile, or is another user's
+                info = (process / "fdinfo" / one.name).read_text()
+                found.update(re.findall(r"^mnt_id:\t(\d+)$", info, re.MULTILINE))
+    return found
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -35,17 +35,27 @@ def test_next_mount_waits_for_a_keeper_that_ends(mount: Mount, program: list[str
         assert path.read_bytes() == content
 
 
-def test_no_process_of_kvfs_is_named_as_a_user(mount: Mount) -> None:
+def test_no_other_process_is_named_as_a_user(mount: Mount, tmp_path: Path) -> None:
     detached, other = mount(OPTIONS), mount("ram=64M", "other")
     detached.allow_log("objects were still open")  # the kernel ends before it sends the RELEASE
     ours = {kv.keeper for kv in (detached, other)} | {kv.pid for kv in (detached, other)}
     ours |= {pid for kv in (detached, other) for pid in descendants(kv.keeper)}
     (detached.path / "block").write_bytes(b"content")
-    with (detached.path / "block").open("rb"):
+    # Its standard output is of a mount that its namespace lacks.
+    script = f"umount --all --lazy --types fuse.kvfs; touch {tmp_path}/apart; read line"
+    alone = ("unshare", "--mount", "sh", "-euc", script)
+    with (
+        (tmp_path / "output").open("wb") as output,
+        subprocess.Popen(alone, stdin=subprocess.PIPE, stdout=output) as elsewhere,
+        (detached.path / "block").open("rb"),
+    ):
+        wait_for((tmp_path / "apart").exists, "the other namespace has no kvfs")
         subprocess.run([*KVFS, "umount", "--lazy", detached.path], check=True)
         done = mount_again(detached.path, detached.options)
         assert done.returncode == 2
         assert f"({os.getpid()})" in done.stderr
+        assert f"({elsewhere.pid})" not in done.stderr
+        elsewhere.communicate(b"\n")
         named = {int(pid) for pid in re.findall(r"\((?:process )?(\d+)\)", done.stderr)}
         assert named & ours == {detached.keeper}, "only as the process that serves it"
         assert f"its kvfs (process {detached.keeper})" in done.stderr
