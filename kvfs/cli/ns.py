@@ -68,8 +68,8 @@ class Named:
             raise ConfigError(f"namespace {text}: no kvfs is mounted; run kvfs mount first")
         if len(mounted) > 1:
             raise ConfigError(
-                f"namespace {text}: {len(mounted)} kvfs are mounted; give the whole path, such as "
-                f"{mounted[0]}/{text}"
+                f"namespace {text}: {len(mounted)} kvfs are mounted; give the whole path: "
+                f"MOUNTPOINT/{text}, on one of {', '.join(map(printable, mounted))}"
             )
         self.mountpoint, self.name = Path(mounted[0]), text
 
