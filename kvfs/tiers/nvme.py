@@ -72,7 +72,8 @@ class NvmeTier(Tier):
             os.close(self._lock)
             raise InUseError(
                 f"nvme={root} is in use by another kvfs ({holder}): "
-                "unmount that one, or give this mount a directory of its own",
+                "unmount that one (once unmounted, it ends with its last open file), or give this "
+                "mount a directory of its own",
                 holder,
             ) from error
         try:

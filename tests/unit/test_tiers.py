@@ -152,7 +152,8 @@ def test_the_directory_belongs_to_one(nvme: NvmeTier) -> None:
         NvmeTier(nvme.root, MIB)
     assert str(refused.value) == (
         f"nvme={nvme.root} is in use by another kvfs (process 7, mounted on /mnt/kv): "
-        "unmount that one, or give this mount a directory of its own"
+        "unmount that one (once unmounted, it ends with its last open file), or give this mount a "
+        "directory of its own"
     )
     nvme.write_holder("me")
     with pytest.raises(ConfigError, match=r"\(me\)"):
