@@ -59,6 +59,7 @@ struct entry { /* numbers of entries are indexes; 0 is none */
     int32_t backing_id;
     uint32_t chain;        /* the next of its bucket, or of the free ones */
     uint32_t newer, older; /* by use; free of them while it is not in the table */
+    uint32_t next_open, open_before; /* in the list of those with handles */
     uint32_t handles;      /* the first of its open handles */
     uint32_t open;         /* how many */
     /* Since Python asked the last time: */
@@ -79,6 +80,7 @@ static struct {
     uint64_t answered; /* opens */
     uint32_t size, end, free, newest, oldest;
     uint32_t open; /* handles of all entries */
+    uint32_t first_open; /* of the entries with handles */
     uint32_t used, last_used; /* the entries with uses, in their order */
     int noted;                /* eventfd: there are some, that were not there before */
     struct entry *entries;
@@ -199,7 +201,12 @@ static void add_handle(uint32_t at, uint32_t handle) {
     opened[handle] = (struct opened){.entry = at, .next = entry->handles};
     if (entry->handles) opened[entry->handles].before = handle;
     entry->handles = handle;
-    entry->open++;
+    if (!entry->open++) {
+        entry->next_open = table.first_open;
+        entry->open_before = NONE;
+        if (table.first_open) table.entries[table.first_open].open_before = at;
+        table.first_open = at;
+    }
     table.open++;
 }
 
@@ -210,7 +217,11 @@ static void remove_handle(uint32_t handle) {
     if (one->before) opened[one->before].next = one->next;
     else entry->handles = one->next;
     one->entry = NONE;
-    entry->open--;
+    if (!--entry->open) {
+        if (entry->next_open) table.entries[entry->next_open].open_before = entry->open_before;
+        if (entry->open_before) table.entries[entry->open_before].next_open = entry->next_open;
+        else table.first_open = entry->next_open;
+    }
     table.open--;
 }
 
@@ -646,6 +657,16 @@ static PyObject *py_fast_has(PyObject *self, PyObject *args) {
     return PyBool_FromLong(at);
 }
 
+static PyObject *list_of(const uint64_t *inodes, uint32_t count) {
+    PyObject *list = PyList_New(count);
+    for (uint32_t i = 0; list && i < count; i++) {
+        PyObject *one = PyLong_FromUnsignedLongLong(inodes[i]);
+        if (one) PyList_SET_ITEM(list, i, one);
+        else Py_CLEAR(list);
+    }
+    return list;
+}
+
 static PyObject *py_fast_inodes(PyObject *self, PyObject *args) {
     uint64_t inodes[256];
     unsigned int limit, found = 0;
@@ -655,12 +676,21 @@ static PyObject *py_fast_inodes(PyObject *self, PyObject *args) {
     for (uint32_t at = table.oldest; at && found < limit && found < 256; at = table.entries[at].newer)
         inodes[found++] = table.entries[at].inode;
     pthread_mutex_unlock(&table.lock);
-    PyObject *list = PyList_New(found);
-    for (uint32_t i = 0; list && i < found; i++) {
-        PyObject *one = PyLong_FromUnsignedLongLong(inodes[i]);
-        if (one) PyList_SET_ITEM(list, i, one);
-        else Py_CLEAR(list);
-    }
+    return list_of(inodes, found);
+}
+
+static PyObject *py_fast_open_inodes(PyObject *self, PyObject *args) {
+    uint32_t found = 0;
+    (void)self;
+    (void)args;
+    pthread_mutex_lock(&table.lock);
+    uint64_t *inodes = malloc((table.open + 1) * sizeof *inodes);
+    for (uint32_t at = table.first_open; inodes && at; at = table.entries[at].next_open)
+        inodes[found++] = table.entries[at].inode;
+    pthread_mutex_unlock(&table.lock);
+    if (!inodes) return PyErr_NoMemory();
+    PyObject *list = list_of(inodes, found);
+    free(inodes);
     return list;
 }
 
@@ -829,6 +859,7 @@ PyMethodDef fast_open_methods[] = {
      "opens, first opens, thread, ns, time of access, whether it was ever opened)"},
     {"fast_has", py_fast_has, METH_VARARGS, "fast_has(inode) -> whether it is in the table"},
     {"fast_inodes", py_fast_inodes, METH_VARARGS, "fast_inodes(limit) -> the inodes of the table that were used longest ago"},
+    {"fast_open_inodes", py_fast_open_inodes, METH_NOARGS, "fast_open_inodes() -> the inodes of the table that have handles"},
     {"fast_offer", py_fast_offer, METH_VARARGS,
      "fast_offer(inode, backing id, tier, deadline, timeout, use step, size, mtime, path, attributes) -> whether it is in the table now"},
     {"fast_surplus", py_fast_surplus, METH_NOARGS, "fast_surplus() -> the inode to take out of a full table, or 0"},

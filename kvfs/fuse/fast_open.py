@@ -142,6 +142,10 @@ class FastGate:
         """Objects of the table, at most 256, the longest unused first."""
         return fast.fast_inodes(limit)
 
+    def open_inodes(self) -> list[int]:
+        """Objects of the table that programs have open."""
+        return fast.fast_open_inodes()
+
     def surplus(self) -> int:
         """The object to take out of a full table for another one, or 0."""
         return fast.fast_surplus()

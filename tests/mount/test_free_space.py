@@ -3,6 +3,8 @@
 import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,27 @@ def write(folder: Path, count: int, size: int = BLOCK, prefix: str = "") -> int:
 def fill(folder: Path, round_: int = 0) -> int:
     """Write blocks until the first that is refused. Return their bytes."""
     return write(folder, 100_000, prefix=f"fill-{round_}-")
+
+
+def write_one(path: Path, size: int) -> bool:
+    """Write one file of so many bytes; return whether there was room for it."""
+    try:
+        with open(path, "wb", buffering=0) as file:
+            file.writelines(b"x" * MIB for _ in range(size // MIB))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return False
+        raise
+    return True
+
+
+@contextmanager
+def all_open(folder: Path) -> Iterator[None]:
+    """Hold all files of a folder open for reading."""
+    with ExitStack() as stack:
+        for path in folder.iterdir():
+            stack.enter_context(open(path, "rb"))
+        yield
 
 
 def free(path: Path) -> int:
@@ -112,11 +135,11 @@ def test_pinned_files_are_no_room(mount: Mount) -> None:
     space, before = namespace(kv, "mixed"), free(kv.path)
     write(space, 1000)
     kv.idle()
-    assert free(kv.path) == before
+    assert free(space) == before
     pinned = sorted(space.iterdir())
     for count, path in enumerate(pinned, 1):
         os.setxattr(path, "user.kvfs.pin", b"on")
-        assert count % 100 or near(free(kv.path), before - count * BLOCK)
+        assert count % 100 or near(free(space), before - count * BLOCK)
     check_fill(kv, namespace(kv, "stays", eviction="never"))
     for path in pinned:
         os.removexattr(path, "user.kvfs.pin")
@@ -190,3 +213,69 @@ def test_a_namespace_in_one_tier_shows_the_room_there(mount: Mount) -> None:
     assert free(kv.path) > 150 * MIB
     check_fill(kv, namespace(kv, "slow", media="nvme", eviction="never"))
     wait_for(lambda: free(kv.path) < 2 * BLOCK, "nothing is left")
+
+
+def test_what_others_need_not_give_is_no_room_for_one_file_either(mount: Mount) -> None:
+    """A namespace that may give itself gets from others until their shares are equal, too."""
+    kv = mount("ram=64M")
+    write(namespace(kv, "pinned", pin="on"), 30, MIB)
+    write(namespace(kv, "others"), 15, MIB)
+    kv.idle()
+    space = namespace(kv, "empty")
+    shown = free(space)
+    assert near(shown, 15 * MIB), "what is free: the others have no more than that"
+    kv.expect_log("'empty/large' is cut off")
+    headroom = 4 * MIB  # one growing file may have that as well
+    assert not write_one(space / "large", shown + headroom + 2 * MIB)
+    kv.idle()
+    assert free(space) == shown
+    assert write_one(space / "fits", shown + headroom - 2 * MIB)
+    assert len(list((kv.path / "others").iterdir())) == 15
+
+
+def test_a_namespace_with_its_share_gets_its_own_bytes(mount: Mount) -> None:
+    kv = mount("ram=64M")
+    write(namespace(kv, "others"), 20, MIB)
+    space = namespace(kv, "grows")
+    write(space, 40, MIB)
+    kv.idle()
+    assert near(free(space), 40 * MIB)
+    assert near(free(kv.path / "others"), 30 * MIB), "up to its share"
+
+
+@pytest.mark.parametrize("fast_open", ["on", "off"])
+def test_open_files_are_no_room(mount: Mount, fast_open: str) -> None:
+    kv = mount(f"ram=64M,fast_open={fast_open}")
+    before = free(kv.path)
+    write(kv.path, 60, MIB)
+    kv.idle()
+    assert near(free(kv.path), before)
+    with all_open(kv.path):
+        assert free(kv.path) < MIB
+        assert write(kv.path, 2, MIB, prefix="more-") < 2 * MIB
+    wait_for(lambda: near(free(kv.path), before), "the files are closed")
+
+
+def test_open_files_of_a_quota_are_no_room(mount: Mount) -> None:
+    kv = mount("ram=64M")
+    space = namespace(kv, "small", quota_hard="8M")
+    write(space, 8, MIB)
+    kv.idle()
+    assert near(free(space), 8 * MIB)
+    with all_open(space):
+        assert free(space) == 0
+        assert write(space, 1, MIB, prefix="more-") == 0
+    wait_for(lambda: near(free(space), 8 * MIB), "the files are closed")
+
+
+def test_unlinked_files_that_are_open_are_no_room(mount: Mount) -> None:
+    kv = mount("ram=64M")
+    space = namespace(kv, "gone")
+    write(space, 55, MIB)
+    kv.idle()
+    before = free(kv.path)
+    with all_open(space):
+        for path in space.iterdir():
+            path.unlink()
+        assert free(kv.path) < 6 * MIB
+    wait_for(lambda: free(kv.path) >= before, "the files are closed")

@@ -99,6 +99,9 @@ class TableGate:
     def inodes(self, limit: int) -> list[int]:
         return list(self.entries)[:limit]
 
+    def open_inodes(self) -> list[int]:
+        return list(dict.fromkeys(self.handles.values()))
+
     def surplus(self) -> int:
         closed = (ino for ino in self.entries if ino not in self.handles.values())
         return next(closed, 0) if len(self.entries) == 6 else 0

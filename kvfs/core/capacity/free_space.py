@@ -5,19 +5,24 @@ that are being written, and files without a name. *Available* is what writers of
 get now. Objects that kvfs may evict for them count as available. These do not:
 
 - objects of namespaces with `eviction=never` or `pin=on`, and unevictable files;
+- objects that programs have open, with and without a name;
 - objects that the bucket should have, and lacks;
 - reserved bytes, and the headroom of RAM;
-- bytes that other namespaces need not give (`Victims`), if the namespace can give none itself;
+- bytes that other namespaces need not give to one file of the namespace (`Victims`);
 - bytes beyond its hard quota. A namespace with a hard quota has the size of that quota.
 
-The figures are estimates where objects have copies in two tiers. A namespace that can give nothing
-may get more than its share: a demotion makes room on NVMe without regard to shares. Not for
-deciding about a write (`Placement`, `Quota`).
+The figures are estimates where objects have copies in two tiers. A namespace may get more than its
+share: a demotion makes room on NVMe without regard to shares. Not for deciding about a write
+(`Placement`, `Quota`).
 """
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import Tier
 
@@ -42,14 +47,48 @@ class Holder(NamedTuple):
     kept: int
 
 
+class Opened:
+    """Bytes that kvfs would evict if no program had their objects open."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._copies: dict[Namespace, Counter[str]] = defaultdict(Counter)  # bytes by tier
+        self._objects: Counter[Namespace] = Counter()  # bytes of objects, each counted once
+        for held in ledger.table.open.values():
+            if held.accounted:
+                self._count(held.inode)
+        for inode in ledger.fast_opens.open_inodes():
+            self._count(inode)
+
+    def _count(self, inode: Inode) -> None:
+        space, tiers = self.ledger.namespaces.of(inode), self.ledger.tiers
+        if space.settings.pin:
+            return
+        holders = tiers.holders(inode)
+        if space.gives_nothing or inode.unevictable or inode.ino in self.ledger.dirty:
+            holders = holders[:-1]  # the copy in the lowest tier stays anyway: `Namespace.kept`
+        elif holders:
+            self._objects[space] += Tier.cost(inode.blocks)
+        for tier in holders:
+            self._copies[space][tier.name] += tiers.cost(inode, tier)
+
+    def copies(self, space: Namespace, tiers: Iterable[Tier]) -> int:
+        """Bytes of a namespace's copies in some tiers."""
+        return sum(self._copies[space][tier.name] for tier in tiers) if self._copies else 0
+
+    def objects(self, space: Namespace) -> int:
+        """Bytes of a namespace's objects, each counted once, as its hard quota counts them."""
+        return self._objects[space]
+
+
 def of_namespace(room: Room, space: Namespace) -> FreeSpace:
     """The free space for writers of a namespace."""
     ledger, settings = room.ledger, space.settings
-    local = ledger.tiers.local
+    local, opened = ledger.tiers.local, Opened(ledger)
     tiers = [tier for tier in local if tier.works and space.takes(tier)]
     # With pin=on an object that NVMe has stays in RAM as well: the larger tier decides.
     apart = [[tier] for tier in tiers] if settings.pin else [tiers]
-    available = max([0, *(_available(room, space, some) for some in apart)])
+    available = max([0, *(_available(room, space, some, opened) for some in apart)])
     files, files_left = FILES_MAX, FILES_MAX
     if settings.quota_objects:
         files = settings.quota_objects
@@ -59,7 +98,7 @@ def of_namespace(room: Room, space: Namespace) -> FreeSpace:
         used = sum(tier.used + ledger.orphans.bytes_in(tier) for tier in local)
         used += sum(max(held.staged, held.leaving) for held in ledger.table.staging.values())
         return FreeSpace(size, min(size, used), min(size, available), files, files_left)
-    held = space.kept(local) + space.staged + space.unlinked
+    held = space.kept(local) + opened.objects(space) + space.staged + space.unlinked
     left = max(0, settings.quota_hard - held)
     used = min(settings.quota_hard, space.counted)
     return FreeSpace(settings.quota_hard, used, min(available, left), files, files_left)
@@ -71,36 +110,43 @@ def holders(room: Room, tiers: list[Tier]) -> list[Holder]:
     return sorted((one for one in found if one.kept), key=lambda one: one.kept, reverse=True)
 
 
-def _available(room: Room, space: Namespace, tiers: list[Tier]) -> int:
+def _available(room: Room, space: Namespace, tiers: list[Tier], opened: Opened) -> int:
     ledger = room.ledger
     capacity = sum(tier.capacity - tier.reserved for tier in tiers)
     if room.ram in tiers:
         capacity -= room.headroom
-    kept = sum(one.kept(tiers) for one in ledger.namespaces.everything())
-    most = capacity - kept - ledger.dirty.bytes
-    if not space.gives_nothing:
-        return most
-    twins = space.doubled_bytes if len(tiers) > 1 else 0
-    free = capacity - sum(tier.used + tier.uncounted for tier in tiers)
-    return min(most, _taken_from_others(room, space, tiers, free + twins))
+    stays = sum(
+        one.kept(tiers) + opened.copies(one, tiers) for one in ledger.namespaces.everything()
+    )
+    free = capacity - sum(tier.used for tier in tiers)
+    if space.gives_nothing:  # else the estimate counts for what its namespaces give
+        free -= sum(tier.uncounted for tier in tiers)
+    most = capacity - stays - ledger.dirty.bytes
+    return min(most, _for_one_file(room, space, tiers, opened, free))
 
 
-def _taken_from_others(room: Room, space: Namespace, tiers: list[Tier], free: int) -> int:
-    """The bytes that a namespace without victims of its own gets, `free` ones among them.
+def _for_one_file(
+    room: Room, space: Namespace, tiers: list[Tier], opened: Opened, free: int
+) -> int:
+    """The bytes that one file of a namespace gets, `free` ones among them.
 
-    It gets room from others until their ranks are less than its own: see `Namespace.urgency`.
+    The namespace gives all that it may. Others give until their ranks are less than its own: see
+    `Namespace.urgency`.
     """
-    others = [
-        (one, one.held_in(tiers) - one.kept(tiers) + (one.doubled_bytes if len(tiers) > 1 else 0))
-        for one in room.ledger.namespaces
-        if one is not space
-    ]
-    least, most = 0, max(0, free) + sum(evictable for _, evictable in others)
+
+    def evictable(one: Namespace) -> int:
+        return max(0, one.held_in(tiers) - one.kept(tiers) - opened.copies(one, tiers))
+
+    def in_both(one: Namespace) -> int:
+        return one.doubled_bytes if len(tiers) > 1 and not one.settings.pin else 0
+
+    own, spaces = evictable(space), room.ledger.namespaces
+    free = max(0, free + own + in_both(space) + sum(map(evictable, spaces.dropped.values())))
+    others = [(one, evictable(one) + in_both(one)) for one in spaces if one is not space]
+    least, most = free, free + sum(bytes_ for _, bytes_ in others)
     for _ in range(STEPS):
         middle = (least + most + 1) // 2
-        given = sum(
-            min(evictable, _given(one, space, middle)) for one, evictable in others if evictable > 0
-        )
+        given = sum(min(bytes_, _given(one, space, middle - own)) for one, bytes_ in others)
         if middle <= free + given:
             least = middle
         else:

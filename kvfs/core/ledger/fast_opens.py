@@ -113,6 +113,10 @@ class Gate(Protocol):
         """Objects of the table, the longest unused first."""
         ...
 
+    def open_inodes(self) -> list[int]:
+        """Objects of the table that programs have open."""
+        ...
+
     def surplus(self) -> int:
         """The object to take out of a full table for another one, or 0."""
         ...
@@ -321,6 +325,13 @@ class FastOpens:
     def _try_again(self, ino: int) -> None:
         self._again[ino] = None
         self._some_again.set()
+
+    def open_inodes(self) -> list[Inode]:
+        """The records of the table's objects that programs have open. They stay in the table."""
+        if self.gate is None:
+            return []
+        inodes = self.table.catalog.inodes(self.gate.open_inodes())
+        return [inode for inode in inodes if inode is not None]
 
     def empty(self) -> None:
         """Have the daemon decide about each open anew: what the opens depend on has changed."""
