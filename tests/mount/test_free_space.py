@@ -2,10 +2,13 @@
 
 import errno
 import os
+import random
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -57,12 +60,10 @@ def write_one(path: Path, size: int) -> bool:
 
 
 @contextmanager
-def all_open(folder: Path) -> Iterator[None]:
+def all_open(folder: Path) -> Iterator[list[BinaryIO]]:
     """Hold all files of a folder open for reading."""
     with ExitStack() as stack:
-        for path in folder.iterdir():
-            stack.enter_context(open(path, "rb"))
-        yield
+        yield [stack.enter_context(open(path, "rb")) for path in folder.iterdir()]
 
 
 def free(path: Path) -> int:
@@ -82,6 +83,10 @@ def size(path: Path) -> int:
 
 def near(found: int, expected: int) -> bool:
     return abs(found - expected) <= max(WITHIN * expected, 2 * BLOCK)
+
+
+def shows(path: Path, expected: int) -> bool:
+    return near(free(path), expected)
 
 
 def check_fill(kv: Mounted, folder: Path) -> int:
@@ -254,6 +259,23 @@ def test_open_files_are_no_room(mount: Mount, fast_open: str) -> None:
         assert free(kv.path) < MIB
         assert write(kv.path, 2, MIB, prefix="more-") < 2 * MIB
     wait_for(lambda: near(free(kv.path), before), "the files are closed")
+
+
+def test_files_are_room_as_they_are_closed(mount: Mount) -> None:
+    """In any order, and though the daemon knows nothing of these opens yet."""
+    kv = mount("ram=64M")
+    write(kv.path, 60, MIB)
+    kv.idle()
+    wait_for(lambda: kv.status()["fast_open"]["objects"] == 60, "the daemon need not open them")
+    with all_open(kv.path) as files, all_open(kv.path) as twice:
+        for file in twice:
+            file.close()
+        random.Random(7).shuffle(files)
+        for at in range(0, 60, 10):
+            wait_for(partial(shows, kv.path, at * MIB), f"{at} files are closed")
+            for file in files[at : at + 10]:
+                file.close()
+    assert kv.status()["fast_open"]["objects"] == 60
 
 
 def test_open_files_of_a_quota_are_no_room(mount: Mount) -> None:
