@@ -1,8 +1,8 @@
 """Sizes and durations as people write them: 16M, 2GiB, 1.5T; 30s, 12h, 7d.
 
 Contract: units of sizes are powers of 1024, whether they are called M or MiB. `parse_size` takes
-back the texts of `format_size` exactly, and `parse_duration` those of `format_duration`. Not for
-output that may round.
+back the texts of `format_size` exactly, and `parse_duration` those of `format_duration`. `human`
+rounds.
 """
 
 import re
@@ -30,6 +30,15 @@ def parse_size(text: str) -> int:
 def format_size(size: int) -> str:
     """Return the shortest text that parse_size turns back into exactly this size."""
     return _shortest(size, _FACTORS)
+
+
+def human(size: int) -> str:
+    """Return a number of bytes as a person reads it: 2.0 GiB."""
+    amount, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while amount >= 1024 and len(units) > 1:  # noqa: PLR2004 - what the units mean
+        amount /= 1024
+        del units[0]
+    return f"{amount:.0f} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 def parse_duration(text: str) -> int:

@@ -22,6 +22,7 @@ from kvfs import __version__, runtime
 from kvfs.cli import completion
 from kvfs.control import unanswered
 from kvfs.errors import ConfigError, ControlError, KvfsError
+from kvfs.units import human as human
 
 # In the order of the help.
 GROUPS = {
@@ -290,15 +291,6 @@ def printable(text: str | os.PathLike[str]) -> str:
     does it.
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in os.fspath(text))
-
-
-def human(size: int) -> str:
-    """Return a number of bytes as a person reads it: 2.0 GiB."""
-    amount, units = float(size), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while amount >= 1024 and len(units) > 1:  # noqa: PLR2004 - what the units mean
-        amount /= 1024
-        del units[0]
-    return f"{amount:.0f} B" if units[0] == "B" else f"{amount:.1f} {units[0]}"
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

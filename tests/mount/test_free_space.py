@@ -132,7 +132,7 @@ def test_a_mount_full_of_what_stays_has_no_room(mount: Mount, options: str) -> N
     assert refused.value.errno == errno.ENOSPC
     assert used(kv.path) >= 0.98 * (size(kv.path) - 4 * MIB)
     assert len(lines(kv)) == 1
-    assert re.search(r"namespace stays has \d+ bytes \(eviction=never\)", lines(kv)[0])
+    assert re.search(r"namespace stays has \d+\.\d MiB \(eviction=never\)", lines(kv)[0])
 
 
 def test_pinned_files_are_no_room(mount: Mount) -> None:
@@ -156,7 +156,13 @@ def test_a_pinned_namespace_gets_what_is_shown(mount: Mount, options: str) -> No
     """Its objects stay in RAM when NVMe has them as well."""
     kv = mount(options)
     kv.allow_log(FULL)
-    check_fill(kv, namespace(kv, "pinned", pin="on"))
+    got = check_fill(kv, namespace(kv, "pinned", pin="on"))
+    copies = got if options == "ram=64M" else got + 60 * MIB
+    count = "" if options == "ram=64M" else "; copies in ram and nvme both count"
+    said = re.search(r"has (\d+\.\d) MiB \(pin=on(.*?)\)", lines(kv)[0])
+    assert said is not None
+    assert said[2] == count
+    assert near(int(float(said[1]) * MIB), copies)
 
 
 def test_a_namespace_with_a_quota_shows_its_quota(mount: Mount) -> None:
@@ -232,6 +238,10 @@ def test_what_others_need_not_give_is_no_room_for_one_file_either(mount: Mount) 
     kv.expect_log("'empty/large' is cut off")
     headroom = 4 * MIB  # one growing file may have that as well
     assert not write_one(space / "large", shown + headroom + 2 * MIB)
+    line = next(line for line in kv.log.read_text().splitlines() if "is cut off" in line)
+    assert "and of the 64.0 MiB of ram nothing more may be dropped for it; the room is held" in line
+    assert "namespace pinned has 30.0 MiB (pin=on), namespace others has 15.0 MiB (" in line
+    assert "(it gives room only after namespace empty); unpin or unlink files, raise the" in line
     kv.idle()
     assert free(space) == shown
     assert write_one(space / "fits", shown + headroom - 2 * MIB)
@@ -258,6 +268,8 @@ def test_open_files_are_no_room(mount: Mount, fast_open: str) -> None:
     with all_open(kv.path):
         assert free(kv.path) < MIB
         assert write(kv.path, 2, MIB, prefix="more-") < 2 * MIB
+        assert "for a new file (1.0 MiB expected from earlier files of this kind)" in lines(kv)[0]
+        assert "held: namespace . has 60.0 MiB (open files); close open files" in lines(kv)[0]
     wait_for(lambda: near(free(kv.path), before), "the files are closed")
 
 
@@ -287,6 +299,8 @@ def test_open_files_of_a_quota_are_no_room(mount: Mount) -> None:
     with all_open(space):
         assert free(space) == 0
         assert write(space, 1, MIB, prefix="more-") == 0
+        assert "has 8 objects of 8.0 MiB, its quota is 8M, and nothing more" in lines(kv)[0]
+        assert lines(kv)[0].endswith("being written; raise its quota, or close files")
     wait_for(lambda: near(free(space), 8 * MIB), "the files are closed")
 
 
@@ -300,4 +314,7 @@ def test_unlinked_files_that_are_open_are_no_room(mount: Mount) -> None:
         for path in space.iterdir():
             path.unlink()
         assert free(kv.path) < 6 * MIB
+        fill(namespace(kv, "stays", eviction="never"))
+        assert "the room is held: namespace gone has 55.0 MiB (open files), " in lines(kv)[0]
+        assert "close open files (unlinked ones keep their room)" in lines(kv)[0]
     wait_for(lambda: free(kv.path) >= before, "the files are closed")

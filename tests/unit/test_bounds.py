@@ -276,7 +276,7 @@ def test_mapped_bytes_count_after_the_unlink(tmp_path: Path, way: str, ram: int)
         assert space.bytes == (4096 if way == "rewritten" else 0)
         assert space.unlinked == 3 * M
         assert tier.reserved >= 3 * M
-        with pytest.raises(QuotaError, match=f"processes have {3 * M} bytes of files mapped"):
+        with pytest.raises(QuotaError, match=r"processes have 3.0 MiB of files mapped"):
             made.quota.keep(space, 2 * M)
         mapped.close()
         (left,) = made.ledger.trash.mapped

@@ -62,6 +62,7 @@ CLI_MAY = (
     *("kvfs.cli", "kvfs.config", "kvfs.profiles", "kvfs.control", "kvfs.runtime"),
     *("kvfs.mounts", "kvfs.settings", "kvfs.simulation", "kvfs.templates", "kvfs.errors"),
     *("kvfs.nfs", "kvfs.parsing", "kvfs.rates", "kvfs.matching", "kvfs.prefix", "kvfs.own_files"),
+    "kvfs.units",
 )
 KEEPER_MAY = (
     *(

@@ -448,8 +448,8 @@ def test_the_mounts_own_quota_is_not_that_of_others(tmp_path: Path) -> None:
         with pytest.raises(QuotaError) as refused:
             await made.store(b"y", BYTES)
         assert str(refused.value) == (
-            "namespace . has 1 objects of 12288 bytes, its quota is any bytes, 1 "
-            "objects, and nothing more may be dropped"
+            "namespace . has 1 objects of 12.0 KiB, its quota is 1 objects, and nothing more may "
+            "be dropped"
         )
         made.check()
 

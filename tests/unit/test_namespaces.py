@@ -28,6 +28,7 @@ from kvfs.errors import (
     TierError,
 )
 from kvfs.tiers import Tier
+from kvfs.units import format_size, human
 from tests.unit.world import MIB, World, world
 
 BYTES = b"k" * 10_000
@@ -360,8 +361,8 @@ def test_full_quota_without_victims_refuses_writers(
         with pytest.raises(QuotaError) as refused:
             await fill(made, 1, first=2)
         assert str(refused.value) == (
-            f"namespace a has 2 objects of {2 * COST} bytes, its quota is {2 * COST} "
-            "bytes, any objects, and nothing more may be dropped"
+            f"namespace a has 2 objects of {human(2 * COST)}, its quota is "
+            f"{format_size(2 * COST)}, and nothing more may be dropped"
         )
         assert names(made, b"a") == [b"000", b"001"]
         for one in held:

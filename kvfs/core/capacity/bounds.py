@@ -37,12 +37,14 @@ from operator import attrgetter
 import trio
 
 from kvfs.core.capacity.quota import Quota
+from kvfs.core.capacity.refusals import held_room
 from kvfs.core.capacity.room import Room
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.errors import CatalogError, KvfsError, NoSpaceError, QuotaError
 from kvfs.tiers import Tier
+from kvfs.units import human
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +159,7 @@ class Bounds:
             self._keep_quota(space, [held for held in staging if held.space is space])
         for tier in {held.tier for held in staging}:
             while (found := self.room.make_room(tier)) is not None:
-                self._cut_off_file(found, _no_room(tier, found.staged))
+                self._cut_off_file(found, self._held_room(found))
 
     def look_at_end(self, held: OpenObject) -> None:
         """Look for the last time at a file whose writer closes it, and which was just measured.
@@ -172,7 +174,7 @@ class Bounds:
         while held.doom is None and self._is_short(held.tier):
             if (found := self.room.make_room(held.tier)) is None:
                 break
-            self._cut_off_file(found, _no_room(found.tier, found.staged))
+            self._cut_off_file(found, self._held_room(found))
         if held.doom is not None:
             raise held.doom
 
@@ -204,6 +206,13 @@ class Bounds:
         held.grows = False
         self._states.clear()  # the next look finds the bytes that it still has
         self._cut_off(held, why)
+
+    def _held_room(self, held: OpenObject) -> NoSpaceError:
+        """The error for a growing file: it says what holds the room of its tier."""
+        if held.space is None:
+            return _no_room(held.tier, held.staged)
+        why = held_room(self.room, held.space, [held.tier], held)
+        return NoSpaceError(f"{_no_room(held.tier, held.staged)}; {why}")
 
     async def empty_file(self, held: OpenObject, fd: int) -> None:
         """Empty a cut off file, in a thread: the truncation waits for a running write(2).
@@ -263,7 +272,7 @@ class Bounds:
         while (found := self.room.make_room(held.tier)) is not None:
             if found is held:
                 raise _no_room(held.tier, wanted)
-            self._cut_off_file(found, _no_room(held.tier, found.staged))
+            self._cut_off_file(found, self._held_room(found))
 
 
 def _too_much(held: OpenObject, taken: int) -> KvfsError | None:
@@ -289,8 +298,8 @@ def _size(held: OpenObject) -> int:
 
 def _no_room(tier: Tier, taken: int) -> NoSpaceError:
     return NoSpaceError(
-        f"it takes {taken} bytes, and of the {tier.capacity} of {tier.name} nothing more may be "
-        "dropped for it: it needs a larger tier, or fewer writers"
+        f"it takes {human(taken)}, and of the {human(tier.capacity)} of {tier.name} nothing more "
+        "may be dropped for it"
     )
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
 from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import Tier
 
@@ -41,10 +42,15 @@ class FreeSpace(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A namespace that holds room which writers cannot get, in bytes."""
+    """Bytes of a namespace that a writer cannot get.
+
+    why: "kept" (never evicted), "open", "written" (by open writers), "gone" (unlinked files that
+    processes have mapped) or "spared" (the namespace gives room only after the writer's).
+    """
 
     space: Namespace
-    kept: int
+    bytes: int
+    why: str
 
 
 class Opened:
@@ -104,10 +110,30 @@ def of_namespace(room: Room, space: Namespace) -> FreeSpace:
     return FreeSpace(settings.quota_hard, used, min(available, left), files, files_left)
 
 
-def holders(room: Room, tiers: list[Tier]) -> list[Holder]:
-    """The namespaces that keep bytes in these tiers, those with most first."""
-    found = [Holder(space, space.kept(tiers)) for space in room.ledger.namespaces.everything()]
-    return sorted((one for one in found if one.kept), key=lambda one: one.kept, reverse=True)
+def holders(
+    room: Room, writer: Namespace, tiers: list[Tier], growing: OpenObject | None = None
+) -> list[Holder]:
+    """Return the bytes of these tiers that a writer cannot get, the most first.
+
+    growing: a file of the writer's namespace that does not count.
+    """
+    ledger, opened, urgency = room.ledger, Opened(room.ledger), room.victims.urgency
+    written: Counter[Namespace] = Counter()
+    for held in ledger.table.staging.values():
+        if held.space is not None and held.tier in tiers and held is not growing:
+            written[held.space] += held.staged
+    found: list[Holder] = []
+    for space in ledger.namespaces.everything():
+        kept, in_use = space.kept(tiers), opened.copies(space, tiers)
+        found += (
+            Holder(space, kept, "kept"),
+            Holder(space, in_use, "open"),
+            Holder(space, written[space], "written"),
+            Holder(space, space.unlinked, "gone"),
+        )
+        if urgency(space) < urgency(writer):
+            found.append(Holder(space, space.held_in(tiers) - kept - in_use, "spared"))
+    return sorted((one for one in found if one.bytes > 0), key=lambda one: one.bytes, reverse=True)
 
 
 def _available(room: Room, space: Namespace, tiers: list[Tier], opened: Opened) -> int:

@@ -27,6 +27,7 @@ from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.errors import KvfsError, NoSpaceError, QuotaError, TierError
 from kvfs.tiers import Reservation, Tier
+from kvfs.units import human
 
 log = logging.getLogger(__name__)
 
@@ -138,9 +139,12 @@ class Placement:
             if last:
                 break
             await self.backpressure.upload(deadline)
+        guess = f" ({human(size)} expected from earlier files of this kind)" if size else ""
         raise NoSpaceError(
-            f"no tier has room for {wanted} bytes, and nothing more may be dropped: "
-            + ", ".join(f"{t.name} {t.used} used + {t.reserved} reserved" for t in tiers)
+            f"no tier has room for a new file{guess}, and nothing more may be dropped: "
+            + ", ".join(
+                f"{t.name} {human(t.used)} used + {human(t.reserved)} reserved" for t in tiers
+            )
         )
 
     def choose_at_once(self, namespace: Namespace, size: int) -> Reservation | None:

@@ -20,6 +20,7 @@ from kvfs.core.capacity.victims import Victims, on_nvme, quota_order, ram_only, 
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.errors import CatalogError, QuotaError
+from kvfs.units import format_size, human
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +92,11 @@ class Quota:
 
     def _used_up(self, namespace: Namespace) -> QuotaError:
         settings = namespace.settings
+        quotas = [format_size(settings.quota_hard)] if settings.quota_hard else []
+        quotas += [f"{settings.quota_objects} objects"] if settings.quota_objects else []
         return QuotaError(
             f"namespace {self._name(namespace)} has {namespace.objects} objects of "
-            f"{namespace.bytes} bytes, {_mapped(namespace)}its quota is "
-            f"{settings.quota_hard or 'any'} bytes, {settings.quota_objects or 'any'} objects, "
+            f"{human(namespace.bytes)}, {_mapped(namespace)}its quota is {' and '.join(quotas)}, "
             "and nothing more may be dropped"
         )
 
@@ -112,10 +114,10 @@ class Quota:
     def exceeded(self, namespace: Namespace) -> QuotaError:
         """The error for a writer of a namespace when `follow` returns False."""
         return QuotaError(
-            f"namespace {self._name(namespace)} has {namespace.bytes} bytes and writes "
-            f"{namespace.staged}, {_mapped(namespace)}its quota is "
-            f"{namespace.settings.quota_hard}, and nothing more may be dropped: it needs a larger "
-            "quota_hard, or fewer writers"
+            f"namespace {self._name(namespace)} has {human(namespace.bytes)} and writes "
+            f"{human(namespace.staged)}, {_mapped(namespace)}its quota is "
+            f"{format_size(namespace.settings.quota_hard)}, and nothing more may be dropped: it "
+            "needs a larger quota_hard, or fewer writers"
         )
 
     async def take_in(self, arrivals: Callable[[], list[tuple[Namespace, int, int]]]) -> None:
@@ -193,4 +195,4 @@ class Quota:
 def _mapped(namespace: Namespace) -> str:
     if not namespace.unlinked:
         return ""
-    return f"processes have {namespace.unlinked} bytes of files mapped that are gone, "
+    return f"processes have {human(namespace.unlinked)} of files mapped that are gone, "

@@ -11,13 +11,24 @@ import time
 from kvfs.core.capacity import free_space
 from kvfs.core.capacity.free_space import Holder
 from kvfs.core.capacity.room import Room
+from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.errors import NoSpaceError, QuotaError
+from kvfs.tiers import Tier
+from kvfs.units import human
 
 log = logging.getLogger(__name__)
 
 QUIET = 600.0  # s
-HOLDERS = 3  # namespaces that a line names
+HOLDERS = 5  # that a line names
+IN_USE = "its files are open, mapped or being written"
+CURES = {  # by `Holder.why`, in the order of a line
+    "kept": "unpin or unlink files",
+    "open": "close open files (unlinked ones keep their room)",
+    "gone": "end the processes that have unlinked files",
+    "written": "write fewer files at a time",
+    "spared": "raise the weight of namespace {name}",
+}
 
 
 class Refusals:
@@ -41,24 +52,55 @@ class Refusals:
 
     def _cure(self, space: Namespace, code: str) -> str:
         if code == errno.errorcode[errno.EDQUOT]:
-            return f"{self._why(space)}; raise its quota, or unlink files"
-        ledger = self.room.ledger
-        tiers = [tier for tier in ledger.tiers.local if space.takes(tier)]
-        found = [self._shown(one) for one in free_space.holders(self.room, tiers)[:HOLDERS]]
-        if ledger.dirty.bytes:
-            found.append(f"{ledger.dirty.bytes} bytes wait for the bucket")
-        stays = ", ".join(found) or "open files have it"
-        return f"the room is held: {stays}; unpin or unlink files, or give a larger tier"
+            why = _why_kept(space) or IN_USE
+            return f"{why}; raise its quota, or {'close' if why == IN_USE else 'unlink'} files"
+        tiers = [tier for tier in self.room.ledger.tiers.local if space.takes(tier)]
+        return held_room(self.room, space, tiers)
 
-    def _shown(self, holder: Holder) -> str:
-        name = self.room.ledger.namespaces.name(holder.space.ino)
-        return f"namespace {name} has {holder.kept} bytes ({self._why(holder.space)})"
 
-    def _why(self, space: Namespace) -> str:
-        if space.settings.pin:
-            return "pin=on"
-        if space.settings.eviction == "never":
-            return "eviction=never"
-        if space.kept_objects:
-            return f"{space.kept_objects} of its files are pinned, or kept for their connector"
-        return "its files are open, mapped or being written"
+def held_room(
+    room: Room, writer: Namespace, tiers: list[Tier], growing: OpenObject | None = None
+) -> str:
+    """Say what holds the room that a namespace's writer needs in these tiers, and the cures.
+
+    growing: the writer's file, if it has one already.
+    """
+    ledger, name = room.ledger, room.ledger.namespaces.name(writer.ino)
+    holders = free_space.holders(room, writer, tiers, growing)
+    found = [
+        f"namespace {ledger.namespaces.name(one.space.ino)} has {human(one.bytes)} "
+        f"({_why(one, name, tiers)})"
+        for one in holders[:HOLDERS]
+    ]
+    if len(holders) > HOLDERS:
+        found.append(f"{human(sum(one.bytes for one in holders[HOLDERS:]))} more")
+    if ledger.dirty.bytes:
+        found.append(f"{human(ledger.dirty.bytes)} wait for the bucket")
+    whys = {one.why for one in holders}
+    cures = [cure.format(name=name) for why, cure in CURES.items() if why in whys]
+    return f"the room is held: {', '.join(found)}; " + ", ".join([*cures, "or give a larger tier"])
+
+
+def _why(holder: Holder, writer: str, tiers: list[Tier]) -> str:
+    """Why a writer of a namespace cannot get these bytes."""
+    space = holder.space
+    if holder.why == "kept":
+        both = space.settings.pin and len(tiers) > 1 and space.doubled_bytes
+        return _why_kept(space) + ("; copies in ram and nvme both count" if both else "")
+    return {
+        "open": "open files",
+        "written": "files being written",
+        "gone": "unlinked files that processes may have",
+        "spared": f"it gives room only after namespace {writer}",
+    }[holder.why]
+
+
+def _why_kept(space: Namespace) -> str:
+    """Why kvfs does not evict objects of a namespace; "" if it may evict all."""
+    if space.settings.pin:
+        return "pin=on"
+    if space.settings.eviction == "never":
+        return "eviction=never"
+    if space.kept_objects:
+        return f"{space.kept_objects} of its files are pinned, or kept for their connector"
+    return ""
