@@ -194,6 +194,16 @@ def test_a_quota_of_objects_is_one_of_files(mount: Mount) -> None:
     assert os.statvfs(space).f_ffree == 0
 
 
+def test_open_files_count_for_a_quota_of_objects(mount: Mount) -> None:
+    kv = mount("ram=64M")
+    space = namespace(kv, "few", quota_objects="20")
+    write(space, 10)
+    kv.idle()
+    assert os.statvfs(space).f_ffree == 20
+    with all_open(space), open(space / "new", "wb"):
+        assert os.statvfs(space).f_ffree == 9
+
+
 def test_what_others_need_not_give_is_no_room(mount: Mount) -> None:
     """A namespace that gives nothing gets room from others only until their shares are equal."""
     kv = mount(BOTH)

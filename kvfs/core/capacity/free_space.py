@@ -54,12 +54,13 @@ class Holder(NamedTuple):
 
 
 class Opened:
-    """Bytes that kvfs would evict if no program had their objects open."""
+    """Objects that kvfs would evict if no program had them open."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._copies: dict[Namespace, Counter[str]] = defaultdict(Counter)  # bytes by tier
-        self._objects: Counter[Namespace] = Counter()  # bytes of objects, each counted once
+        self.objects: Counter[Namespace] = Counter()
+        self.bytes: Counter[Namespace] = Counter()  # of these objects, each counted once
         for held in ledger.table.open.values():
             if held.accounted:
                 self._count(held.inode)
@@ -68,23 +69,21 @@ class Opened:
 
     def _count(self, inode: Inode) -> None:
         space, tiers = self.ledger.namespaces.of(inode), self.ledger.tiers
-        if space.settings.pin:
-            return
         holders = tiers.holders(inode)
-        if space.gives_nothing or inode.unevictable or inode.ino in self.ledger.dirty:
+        if space.settings.pin or not holders:
+            return
+        evictable = not space.gives_nothing and not inode.unevictable
+        if evictable:
+            self.objects[space] += 1
+            self.bytes[space] += Tier.cost(inode.blocks)
+        if not evictable or inode.ino in self.ledger.dirty:
             holders = holders[:-1]  # the copy in the lowest tier stays anyway: `Namespace.kept`
-        elif holders:
-            self._objects[space] += Tier.cost(inode.blocks)
         for tier in holders:
             self._copies[space][tier.name] += tiers.cost(inode, tier)
 
     def copies(self, space: Namespace, tiers: Iterable[Tier]) -> int:
         """Bytes of a namespace's copies in some tiers."""
         return sum(self._copies[space][tier.name] for tier in tiers) if self._copies else 0
-
-    def objects(self, space: Namespace) -> int:
-        """Bytes of a namespace's objects, each counted once, as its hard quota counts them."""
-        return self._objects[space]
 
 
 def of_namespace(room: Room, space: Namespace) -> FreeSpace:
@@ -98,13 +97,15 @@ def of_namespace(room: Room, space: Namespace) -> FreeSpace:
     files, files_left = FILES_MAX, FILES_MAX
     if settings.quota_objects:
         files = settings.quota_objects
-        files_left = max(0, files - (space.objects if space.gives_nothing else space.kept_objects))
+        stay = space.objects if space.gives_nothing else space.kept_objects + opened.objects[space]
+        stay += sum(held.space is space for held in ledger.table.staging.values())
+        files_left = max(0, files - stay)
     if not settings.quota_hard:
         size = sum(tier.configured_capacity for tier in local)
         used = sum(tier.used + ledger.orphans.bytes_in(tier) for tier in local)
         used += sum(max(held.staged, held.leaving) for held in ledger.table.staging.values())
         return FreeSpace(size, min(size, used), min(size, available), files, files_left)
-    held = space.kept(local) + opened.objects(space) + space.staged + space.unlinked
+    held = space.kept(local) + opened.bytes[space] + space.staged + space.unlinked
     left = max(0, settings.quota_hard - held)
     used = min(settings.quota_hard, space.counted)
     return FreeSpace(settings.quota_hard, used, min(available, left), files, files_left)
