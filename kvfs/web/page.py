@@ -51,6 +51,8 @@ EACH = 10.0  # a second
 LONGEST = 1.0  # s that a question waits for its turn
 PATIENCE = 5.0  # s
 ORDERS = ("hot", "large")
+_END = r"\s'\",;:)\]"  # what ends a path in a text
+_PLACE = rf"[a-z][a-z0-9+.-]*://[^\s'\",;)\]]*[^{_END}]|(?<=')/[^']+(?=')|(?<![\w/])/[^{_END}]+"
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _TIERS = ("capacity_bytes", "used_bytes", "reserved_bytes", "objects", "hits", "state", "state_s")
 _BUCKET = (
@@ -61,10 +63,6 @@ _FACTS = (
     *("version", "mountpoint", "takeovers", "uptime_s", "objects", "census_done"),
     *("open_handles", "writers", "jobs", "trash", "passthrough"),
 )
-
-
-def _is_shown(name: str, value: object) -> bool:
-    return name in {"kind", "name", "before", "now"} or isinstance(value, (int, float))
 
 
 class BusyError(KvfsError):
@@ -89,6 +87,8 @@ class Questions:
             for order in ORDERS
         }
         self._events = Snapshot(partial(ask_daemon, mountpoint, "events"), RANKED)
+        # Paths below the mount stay.
+        self._place = re.compile(rf"({re.escape(str(mountpoint))}(?=[{_END}/]|$))|{_PLACE}")
         self._lock = threading.Lock()
         self._next = 0.0
 
@@ -99,17 +99,20 @@ class Questions:
     def events(self) -> list[dict[str, Any]] | None:
         """Return the latest events, the last one first; None without an answer.
 
-        Lines of the log are left out, and so are all texts but states: they have paths of this
-        machine.
+        Their texts have no addresses, and no paths of this machine outside the mount.
         """
         found = self._events.look(PATIENCE)
         if found is None:
             return None
-        told = [event for event in found["events"] if event["kind"] != "log"]
         return [
-            {name: value for name, value in event.items() if _is_shown(name, value)}
-            for event in reversed(told[-EVENTS:])
+            {name: self._without_places(value) for name, value in event.items()}
+            for event in reversed(found["events"][-EVENTS:])
         ]
+
+    def _without_places(self, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return self._place.sub(lambda found: found[1] or "…", value)
 
     def object(self, path: str) -> dict[str, Any]:
         """Return a file or directory, by a path on the mount or below its top. Raises KvfsError."""

@@ -60,17 +60,37 @@ class Answers(Questions):
 
 def test_events_of_the_page_have_no_paths_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [
-        {"time": 1.0, "kind": "log", "level": "WARNING", "source": "x", "text": "/secret"},
-        {"time": 2.0, "kind": "tier", "name": "nvme", "now": "down", "why": "/secret: gone"},
+        {"time": 2.0, "kind": "tier", "name": "nvme tier /a/secret", "why": "'/a secret/b': gone"},
         *({"time": 3.0, "kind": "summary", "dropped": n} for n in range(30)),
     ]
     monkeypatch.setattr("kvfs.web.page.ask_daemon", lambda *_, **__: {"events": events})
     shown = Questions(Path("/mnt/kv")).events()
     assert shown is not None
     assert [one["dropped"] for one in shown] == list(range(29, 9, -1))
-    del events[2:]
+    del events[1:]
     shown = Questions(Path("/mnt/kv")).events()
-    assert shown == [{"time": 2.0, "kind": "tier", "name": "nvme", "now": "down"}]
+    assert shown == [{"time": 2.0, "kind": "tier", "name": "nvme tier …", "why": "'…': gone"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("namespace keep: writers get ENOSPC", "namespace keep: writers get ENOSPC"),
+        ("'small/b' is cut off at 1 MiB/s", "'small/b' is cut off at 1 MiB/s"),
+        ("/mnt/kv: took over", "/mnt/kv: took over"),
+        ("/mnt/kv/a b is pinned", "/mnt/kv/a b is pinned"),
+        ("/mnt/kvs: gone", "…: gone"),
+        ("nvme=/data/kvfs, /data/x; (/run/y)", "nvme=…, …; (…)"),
+        ("the bucket s3://secret/prefix/: no answer", "the bucket …: no answer"),
+        ('"http://s3.secret:9000/x?y": refused', '"…": refused'),
+    ],
+)
+def test_warnings_have_their_text_but_no_place(
+    monkeypatch: pytest.MonkeyPatch, text: str, wanted: str
+) -> None:
+    event = {"time": 1.0, "kind": "log", "level": "WARNING", "source": "x", "text": text}
+    monkeypatch.setattr("kvfs.web.page.ask_daemon", lambda *_, **__: {"events": [event]})
+    assert Questions(Path("/mnt/kv")).events() == [event | {"text": wanted}]
 
 
 def full_status(**counters: int) -> dict[str, Any]:

@@ -95,12 +95,12 @@ function showNow(now) {
 
 async function showEvents() {
   const found = (await ask("/api/events")).events;
-  const text = (event) => Object.entries(event).filter(([name]) => !["time", "kind"].includes(name))
+  const text = (event) => event.text || Object.entries(event).filter(([name]) => !["time", "kind"].includes(name))
     .map(([name, value]) => `${name} ${value}`).join(", ");
   $("events").hidden = !found.length;
   $("events").tBodies[0].replaceChildren(...found.map((event) =>
-    row([moment(event.time), `${event.kind}${text(event) ? ": " + text(event) : ""}`], [])));
-  $("events-none").textContent = found.length ? "" : "No events yet. The log has the messages.";
+    row([moment(event.time), seen(`${event.level || event.kind}${text(event) ? ": " + text(event) : ""}`)], [])));
+  $("events-none").textContent = found.length ? "" : "No events yet.";
 }
 
 function showTiers(tiers) {
