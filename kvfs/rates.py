@@ -133,10 +133,41 @@ def bandwidth_of(namespace: Status) -> Bandwidth:
 
 
 def quota_share(namespace: Status) -> float | None:
-    """Return the used share of the hard quota; None: the namespace has none."""
-    quota = parse_size(namespace["settings"]["quota_hard"])
-    share: float = namespace["bytes"] / quota if quota else 0.0
-    return share if quota else None
+    """Return the used share of `quota_hard` or `quota_objects`, the larger one; None: no quota."""
+    settings = namespace["settings"]
+    quotas = parse_size(settings["quota_hard"]), int(settings["quota_objects"])
+    used = namespace["bytes"] + staging_of(namespace), namespace["objects"]
+    shares = [found / quota for found, quota in zip(used, quotas, strict=True) if quota]
+    return max(shares, default=None)
+
+
+def staging_of(namespace: Status) -> int:
+    """Return the bytes of files that are being written; an earlier daemon gives none."""
+    found: int = namespace.get("staging_bytes", 0)
+    return found
+
+
+def reserved_of(tier: Status) -> int:
+    """Return the reserved bytes of a tier, as far as it has room for them.
+
+    The daemon guesses the sizes of files that are being written, and their sum may be too large.
+    """
+    found: int = min(tier["reserved_bytes"], tier["capacity_bytes"] - tier["used_bytes"])
+    return max(0, found)
+
+
+def taken_share(tier: Status) -> float:
+    """Return the share of a tier that sealed objects and writers take; 0 without a capacity."""
+    capacity = tier["capacity_bytes"]
+    return min(1.0, (tier["used_bytes"] + reserved_of(tier)) / capacity) if capacity else 0.0
+
+
+def eviction_of(namespace: Status) -> str:
+    """Return the policy of a namespace, the one that it follows now, and a pin."""
+    settings, follows = namespace["settings"], namespace["following"]
+    now = f" ({follows})" if follows else ""
+    pin = ", pin" if settings["pin"] == "on" else ""
+    return f"{settings['eviction']}{now}{pin}"
 
 
 def _open_times(old: Status, new: Status) -> tuple[float, ...]:

@@ -15,11 +15,25 @@ from rich.text import Text
 
 from kvfs.cli import human
 from kvfs.cli.screen import duration, line
-from kvfs.rates import Look, Opens, Rates, between, errors_of, opens_of, quota_share
+from kvfs.rates import (
+    Look,
+    Opens,
+    Rates,
+    between,
+    errors_of,
+    eviction_of,
+    opens_of,
+    quota_share,
+    reserved_of,
+    staging_of,
+    taken_share,
+)
 
 SORTS = ("bytes", "objects", "opens", "hits", "misses", "name")
 TIMES = ("1", "0.5", "2", "4")  # sizes for which the hit ratio is estimated, as multiples
-WIDE = 100  # columns from which on everything is shown
+WIDEST = 150  # columns from which on everything is shown
+WIDER = 130
+WIDE = 100
 MIDDLE = 70
 LEAST = 3  # rows of a table, however low the terminal is
 OBJECTS_PART = 3  # objects get a third of the rows that the tables of tiers leave
@@ -120,7 +134,7 @@ def _table(
 
 
 TIERS = [
-    *(("tier", 0), ("full", MIDDLE), ("used", 0), ("capacity", 0)),
+    *(("tier", 0), ("full", MIDDLE), ("used", 0), ("reserved", 80), ("capacity", 0)),
     *(("dirty", MIDDLE), ("objects", WIDE), ("hits/s", MIDDLE), ("state", 0)),
 ]
 
@@ -129,13 +143,16 @@ def _tiers(status: Any, rates: Rates | None, width: int) -> Table:  # noqa: ANN4
     rows = []
     for name, tier in status["tiers"].items():
         capacity, used = tier["capacity_bytes"], tier["used_bytes"]
-        share = used / capacity if capacity else 0.0
-        filled = round(min(1.0, share) * BAR)
+        share = taken_share(tier)
+        filled = round(share * BAR)
+        sealed = min(filled, round(used / capacity * BAR)) if capacity else 0
+        bar = "#" * sealed + "+" * (filled - sealed) + "." * (BAR - filled)
         why = f": {tier['why']}" if tier["why"] else ""
         cells = [
             name,
-            f"{'#' * filled}{'.' * (BAR - filled)} {share:4.0%}" if capacity else "",
+            f"{bar} {share:4.0%}" if capacity else "",
             human(used),
+            human(reserved_of(tier)) if capacity else "-",
             human(capacity) if capacity else "-",
             f"{tier['dirty_objects']}, {human(tier['dirty_bytes'])}" if name == "s3" else "",
             str(tier["objects"]),
@@ -197,10 +214,11 @@ def _bytes(found: float | None) -> str:
 
 
 NAMESPACES = [
-    *(("namespace", 0), ("bytes", 0), ("quota", MIDDLE), ("objects", WIDE), ("opens/s", MIDDLE)),
-    *(("opened", WIDE), ("written", WIDE)),
+    *(("namespace", 0), ("bytes", 0), ("writing", MIDDLE), ("quota", MIDDLE), ("objects", WIDE)),
+    *(("opens/s", MIDDLE), ("opened", WIDER), ("written", WIDER)),
     *(("misses", MIDDLE), ("hits now", 0), ("hits", 0)),
-    *((f"at x{at}", WIDE) for at in TIMES),
+    *((f"at x{at}", WIDEST) for at in TIMES),
+    ("eviction", WIDE),
 ]
 
 
@@ -223,6 +241,7 @@ def _namespaces(
         cells = [
             one["name"],
             human(one["bytes"]),
+            human(staging_of(one)),
             _percent(quota_share(one)),
             str(one["objects"]),
             _rate(lately.opened if lately else None),
@@ -232,9 +251,10 @@ def _namespaces(
             _percent(lately.ratio if lately else None),
             _percent(opens.ratio),
             *(_percent(ratios.get(at)) for at in TIMES),
+            eviction_of(one),
         ]
         shown.append(cells)
-    made = _table(width, NAMESPACES, shown, left=("namespace",))
+    made = _table(width, NAMESPACES, shown, left=("namespace", "eviction"))
     if len(shown) == len(found):
         return [made]
     left_out = f"namespaces {first + 1} to {first + len(shown)} of {len(found)}"

@@ -33,7 +33,11 @@ def _about(path: str) -> dict[str, Any]:
         "uptime_s": status["uptime_s"],
         "objects": status["objects"],
         "tiers": {
-            name: {"used_bytes": tier["used_bytes"], "state": tier["state"]}
+            name: {
+                "used_bytes": tier["used_bytes"],
+                "reserved_bytes": tier["reserved_bytes"],
+                "state": tier["state"],
+            }
             for name, tier in status["tiers"].items()
         },
     }

@@ -28,7 +28,7 @@ from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError
 from kvfs.parsing import kinds_of, rows
-from kvfs.rates import opens_of
+from kvfs.rates import eviction_of, opens_of, quota_share, staging_of
 from kvfs.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -267,24 +267,31 @@ def _list(found: dict[str, Any]) -> None:
 
 def overview(namespaces: list[dict[str, Any]]) -> Table:
     """Return a row for each namespace."""
-    columns = ("namespace", "objects", "bytes", "quota", "misses", "hits", *TIMES)
+    columns = ("namespace", "objects", "bytes", "writing", "quota", "hits", "misses", "hit ratio")
     rows = []
     for one in namespaces:
-        told, ratios, opens = one["settings"], one["hit_ratio_at"], opens_of(one)
-        quota = told["quota_hard"] if told["quota_hard"] != "0" else "none"
-        follows = f" ({one['following']})" if one["following"] else ""
+        ratios, opens = one["hit_ratio_at"], opens_of(one)
         cells = [
             one["name"],
             str(one["objects"]),
             human(one["bytes"]),
-            quota,
+            human(staging_of(one)),
+            _quota(one),
+            str(int(opens.hits)),
             str(int(opens.misses)),
             "" if opens.ratio is None else f"{opens.ratio:.1%}",
             *(f"{ratios[at]:.1%}" if at in ratios else "" for at in TIMES.values()),
-            told["eviction"] + follows,
+            eviction_of(one),
         ]
         rows.append(cells)
-    return table((*columns, "eviction"), rows, left=("namespace", "eviction"))
+    return table((*columns, *TIMES, "eviction"), rows, left=("namespace", "eviction"))
+
+
+def _quota(one: dict[str, Any]) -> str:
+    """Return the quotas and the used share, such as 12.5% of 4G, 1000 objects."""
+    size, objects = (one["settings"][f"quota_{what}"] for what in ("hard", "objects"))
+    quotas = [*([size] if size != "0" else []), *([f"{objects} objects"] if objects != "0" else [])]
+    return f"{quota_share(one):.1%} of {', '.join(quotas)}" if quotas else "none"
 
 
 def models(found: list[dict[str, Any]]) -> list[Table | Text]:

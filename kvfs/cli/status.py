@@ -13,6 +13,7 @@ from kvfs.cli import give, human, json_option, mounted_argument
 from kvfs.cli.ns import models, overview, problems
 from kvfs.cli.screen import duration, pairs, screen, table
 from kvfs.control import request
+from kvfs.rates import reserved_of
 
 
 @click.command
@@ -149,12 +150,14 @@ def _counted(status: dict[str, Any]) -> Iterable[tuple[str, int]]:
 
 
 def _tiers(tiers: dict[str, dict[str, Any]]) -> Table:
-    columns = ("tier", "capacity", "used", "reserved", "objects", "hits", "state", "path")
+    reserved = "reserved for writers"
+    columns = ("tier", "capacity", "used", reserved, "objects", "hits", "state", "path")
     rows = []
     for name, tier in tiers.items():
         ill = "" if tier["state"] == "healthy" else f" for {duration(tier['state_s'])}"
         state = tier["state"] + ill + (f": {tier['why']}" if tier["why"] else "")
-        sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used", "reserved")]
+        sizes = [human(tier[f"{key}_bytes"]) for key in ("capacity", "used")]
+        sizes.append(human(reserved_of(tier)))
         if name == "s3":
             sizes[0] = sizes[2] = "-"
         rows.append([name, *sizes, str(tier["objects"]), str(tier["hits"]), state, tier["path"]])

@@ -20,7 +20,15 @@ from urllib.parse import parse_qsl
 from kvfs.clock import REAL, Clock
 from kvfs.control import request_within
 from kvfs.errors import ControlError, KvfsError
-from kvfs.rates import errors_of, opens_of, quota_share
+from kvfs.rates import (
+    errors_of,
+    eviction_of,
+    opens_of,
+    quota_share,
+    reserved_of,
+    staging_of,
+    taken_share,
+)
 from kvfs.web.history import LENGTHS, History
 from kvfs.web.serving import BadRequest, Handler, Snapshot, ask_daemon
 
@@ -54,7 +62,7 @@ ORDERS = ("hot", "large")
 _END = r"\s'\",;:)\]"  # what ends a path in a text
 _PLACE = rf"[a-z][a-z0-9+.-]*://[^\s'\",;)\]]*[^{_END}]|(?<=')/[^']+(?=')|(?<![\w/])/[^{_END}]+"
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
-_TIERS = ("capacity_bytes", "used_bytes", "reserved_bytes", "objects", "hits", "state", "state_s")
+_TIERS = ("capacity_bytes", "used_bytes", "objects", "hits", "state", "state_s")
 _BUCKET = (
     *("dirty_objects", "dirty_bytes", "dirty_most_bytes", "oldest_dirty_s", "to_delete"),
     *("uploads", "downloads", "failures", "conflicts"),
@@ -153,7 +161,11 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
         **{name: status[name] for name in _FACTS},
         "keeper": bool(status["keeper_pid"]),
         "tiers": {
-            name: {field: tier[field] for field in (*_TIERS, *_BUCKET) if field in tier}
+            name: {
+                **{field: tier[field] for field in (*_TIERS, *_BUCKET) if field in tier},
+                "reserved_bytes": reserved_of(tier),
+                "taken": taken_share(tier),
+            }
             for name, tier in status["tiers"].items()
         },
         "flows": rates.flows if rates else None,
@@ -166,6 +178,8 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
             {
                 "name": one["name"],
                 "bytes": one["bytes"],
+                "writing": staging_of(one),
+                "eviction": eviction_of(one),
                 "quota": quota_share(one),
                 "opened_bytes": rates.bandwidth[one["name"]].opened if rates else None,
                 "written_bytes": rates.bandwidth[one["name"]].written if rates else None,

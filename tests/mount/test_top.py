@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -160,6 +161,14 @@ def test_top_into_a_pipe_prints_one_frame(mount: Mount) -> None:
     assert "\x1b" not in done.stdout
     assert "0 takeovers" in done.stdout
     assert "namespace" in done.stdout
+    request(kv.path, "ns_create", name="hog", settings={"pin": "on"}, uid=0, gid=0)
+    with (kv.path / "hog" / "block").open("wb", buffering=0) as file:
+        file.write(bytes(5 << 20))
+        found = wait_for(
+            lambda: re.search(r"\nhog +0 B +5\.0 MiB.* adaptive.*, pin", run("--once").stdout),
+            "top shows what is being written",
+        )
+        assert re.search(r"\nram +\++\.* +[0-9]+%", found.string)
     refused = run()
     assert refused.returncode == 2
     assert "--once" in refused.stderr

@@ -44,7 +44,7 @@ STATUS: dict[str, Any] = {
             "path": "/run/kvfs-ram/mnt-kv",
             "capacity_bytes": 2 << 30,
             "used_bytes": 1 << 30,
-            "reserved_bytes": 0,
+            "reserved_bytes": 3 << 30,
             "objects": 7,
             "hits": 11,
             "state": "healthy",
@@ -74,8 +74,14 @@ STATUS: dict[str, Any] = {
         {
             "name": "[ns]",
             "problem": "no place",
-            "settings": {"quota_hard": "1G", "eviction": "adaptive"},
+            "settings": {
+                "quota_hard": "1G",
+                "quota_objects": "5",
+                "eviction": "adaptive",
+                "pin": "on",
+            },
             "bytes": 1 << 20,
+            "staging_bytes": 3 << 20,
             "objects": 5,
             "counters": {"read_ram": 3, "read_nvme": 4, "misses": 1, "read_bytes": 1 << 20},
             "following": "lru",
@@ -382,10 +388,11 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "metrics at 127.0.0.1:9095" in shown
     assert "web off now: taken" in shown
     assert "objects 9 (still counting)" in shown
-    assert "ram 2.0 GiB 1.0 GiB 0 B 7 11 healthy /run/kvfs-ram/mnt-kv" in shown
+    assert "ram 2.0 GiB 1.0 GiB 1.0 GiB 7 11 healthy /run/kvfs-ram/mnt-kv" in shown
     assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 down for 0 d 00:01:01: disk full /data/kvfs" in shown
     assert "opens ram 17" in shown
-    assert "[ns] 5 1.0 MiB 1G 1 87.5% 86.0% 25.0% 50.0% 75.0% adaptive (lru)" in shown
+    counted = "[ns] 5 1.0 MiB 3.0 MiB 100.0% of 1G, 5 objects 7 1 87.5% 86.0% 25.0% 50.0% 75.0%"
+    assert f"{counted} adaptive (lru), pin" in shown
     assert "namespace [ns]: no place" in shown
     assert "lmcache [m9]\\udcff 9 1.0 MiB" in shown
     assert "and 2 more models: see --json" in shown

@@ -97,8 +97,8 @@ def full_status(**counters: int) -> dict[str, Any]:
     found = status(namespace("a", 100, **counters))
     for tier in found["tiers"].values():
         tier |= {"reserved_bytes": 0, "state_s": 1.0, "path": "/secret", "why": "a secret"}
-    space = {"problem": "", "settings": {"secret": "secret", "quota_hard": "0"}}
-    found["namespaces"] = [one | space for one in found["namespaces"]]
+    for space in found["namespaces"]:
+        space |= {"problem": "", "settings": space["settings"] | {"secret": "secret"}}
     return found | {"objects": 3, "census_done": True, "options": {"s3_profile": "secret"}}
 
 
@@ -177,6 +177,8 @@ def test_current_figures_have_no_secret(page: Callable[..., bytes]) -> None:
     assert found["tiers"]["s3"]["dirty_objects"] == 7
     (space,) = found["namespaces"]
     assert (space["name"], space["now"], space["opens"]) == ("a", 1.0, 2.0)
+    assert (space["writing"], space["eviction"]) == (0, "adaptive")
+    assert (found["tiers"]["ram"]["reserved_bytes"], found["tiers"]["ram"]["taken"]) == (0, 0.25)
     assert "secret" not in json.dumps(found)
 
 

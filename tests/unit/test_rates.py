@@ -10,17 +10,36 @@ from rich.console import Console
 from kvfs import errors
 from kvfs.cli.frame import SORTS, TopFrame, View
 from kvfs.fuse.errnos import ERRNO
-from kvfs.rates import ERRORS, Bandwidth, Look, Opens, between, errors_of, opens_of, quota_share
+from kvfs.rates import (
+    ERRORS,
+    Bandwidth,
+    Look,
+    Opens,
+    between,
+    errors_of,
+    eviction_of,
+    opens_of,
+    quota_share,
+    reserved_of,
+    taken_share,
+)
 
 
 def namespace(name: str, size: int = 0, **counters: int) -> dict[str, Any]:
     return {
         "name": name,
         "bytes": size,
+        "staging_bytes": 0,
         "objects": size // 10,
         "counters": counters,
         "hit_ratio_at": {"0.5": 0.25, "2": 0.75},
-        "settings": {"quota_hard": "4K"},
+        "following": "",
+        "settings": {
+            "quota_hard": "4K",
+            "quota_objects": "0",
+            "eviction": "adaptive",
+            "pin": "off",
+        },
     }
 
 
@@ -28,6 +47,7 @@ def status(*namespaces: dict[str, Any], pid: int = 1, hits: int = 0, **more: int
     tier = {
         "capacity_bytes": 1000,
         "used_bytes": 250,
+        "reserved_bytes": 0,
         "objects": 3,
         "hits": hits,
         "state": "healthy",
@@ -140,9 +160,38 @@ def test_errors_have_the_errno_that_clients_see() -> None:
     assert found == {"ENOSPC": 5, "EDQUOT": 5, "EIO": 0}
 
 
-def test_quota_share_is_of_the_hard_quota() -> None:
+def test_quota_share_is_the_larger_of_bytes_and_objects() -> None:
     assert quota_share(namespace("a", 1024)) == 0.25
-    assert quota_share(namespace("a") | {"settings": {"quota_hard": "0"}}) is None
+    full = namespace("a", 1024)
+    full["settings"] |= {"quota_objects": "102"}
+    assert quota_share(full) == 1.0
+    full["settings"] |= {"quota_hard": "0", "quota_objects": "0"}
+    assert quota_share(full) is None
+    writing = namespace("a", 1024) | {"staging_bytes": 1024}
+    assert quota_share(writing) == 0.5
+
+
+def test_files_that_are_being_written_fill_their_tier_and_namespace() -> None:
+    found = status(namespace("hog") | {"staging_bytes": 3072})
+    tier = found["tiers"]["ram"]
+    assert taken_share(tier) == 0.25
+    tier["reserved_bytes"] = 500
+    assert (reserved_of(tier), taken_share(tier)) == (500, 0.75)
+    assert "##++++++..  75%" in drawn(frame(found))
+    tier["reserved_bytes"] = 1500  # more than there is: sizes are guesses
+    assert (reserved_of(tier), taken_share(tier)) == (750, 1.0)
+    text = drawn(frame(found), 80)
+    assert "++ 100%  250 B     750 B    1000 B" in text
+    (row,) = (line.split() for line in text.splitlines() if line.startswith("hog"))
+    assert row[:6] == ["hog", "0", "B", "3.0", "KiB", "75.0%"]
+
+
+def test_a_pin_is_shown_with_the_policy() -> None:
+    one = namespace("keep") | {"following": "lru"}
+    assert eviction_of(one) == "adaptive (lru)"
+    one["settings"] |= {"pin": "on"}
+    assert eviction_of(one) == "adaptive (lru), pin"
+    assert "adaptive (lru), pin" in drawn(frame(status(one)))
 
 
 def test_a_frame_shows_bandwidth_errors_quota_and_events() -> None:
@@ -181,7 +230,7 @@ def test_a_frame_shows_tiers_rates_and_namespaces() -> None:
             ],
         },
     )
-    text = drawn(found)
+    text = drawn(found, 160)
     assert "up 1 d 01:01:01" in text
     assert "sealed/s 5.0" in text
     assert "##........  25%" in text

@@ -192,6 +192,7 @@ class Namespace:
         return {
             "settings": self.settings.to_text(),
             "bytes": self.bytes,
+            "staging_bytes": self.staged,
             "objects": self.objects,
             "spilled": self.spilled,
             "tiers": {

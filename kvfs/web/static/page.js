@@ -110,12 +110,11 @@ function showTiers(tiers) {
     const ill = tier.state !== "healthy";
     tile.append(element("span", tier.state + (ill ? ` for ${span(tier.state_s)}` : ""), ill ? "bad" : ""));
     if (tier.capacity_bytes) {
-      const share = tier.used_bytes / tier.capacity_bytes;
       const bar = element("div", undefined, "bar"), full = element("div");
-      full.style.width = `${Math.min(100, 100 * share)}%`;
+      full.style.width = `${100 * tier.taken}%`;
       bar.append(full);
-      tile.append(bar, element("div", `${size(tier.used_bytes)} of ${size(tier.capacity_bytes)}, ${percent(share)}`));
-      tile.append(element("div", `${size(tier.reserved_bytes)} reserved`));
+      tile.append(bar, element("div", `${size(tier.used_bytes)} of ${size(tier.capacity_bytes)} used`));
+      tile.append(element("div", `${size(tier.reserved_bytes)} reserved for writers: ${percent(tier.taken)} taken`));
     } else {
       tile.append(element("div", size(tier.used_bytes)));
     }
@@ -267,9 +266,9 @@ function showSpaces() {
     const cell = element("span");
     cell.append(name);
     if (one.problem) cell.append(element("div", "takes no new objects", "bad"));
-    return row([cell, size(one.bytes), one.quota === null ? "" : percent(one.quota), String(one.objects), number(one.opens),
+    return row([cell, size(one.bytes), size(one.writing), one.quota === null ? "" : percent(one.quota), String(one.objects), number(one.opens),
       rate(one.opened_bytes), rate(one.written_bytes), String(one.misses), percent(one.now), percent(one.ratio),
-      ...["1", "0.5", "2", "4"].map((times) => percent(one.would_be[times]))], [3, 4, 5, 6, 7, 10, 11, 12, 13]);
+      ...["1", "0.5", "2", "4"].map((times) => percent(one.would_be[times])), one.eviction], [2, 4, 5, 6, 7, 8, 11, 12, 13, 14, 15]);
   }));
   if (focused !== undefined) {
     for (const name of $("spaces").querySelectorAll("button")) if (name.dataset.space === focused) name.focus();
