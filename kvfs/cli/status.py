@@ -13,7 +13,7 @@ from kvfs.cli import give, human, json_option, mounted_argument
 from kvfs.cli.ns import models, overview, problems
 from kvfs.cli.screen import duration, pairs, screen, table
 from kvfs.control import request
-from kvfs.rates import reserved_of
+from kvfs.rates import errors_of, reserved_of
 
 
 @click.command
@@ -34,6 +34,13 @@ def _show(status: dict[str, Any]) -> None:
     console.print(pairs(facts), _tiers(status["tiers"]), overview(spaces), *problems(spaces))
     console.print(*models(status["models"]))
     console.print(pairs((name, str(n)) for name, n in _counted(status)))
+
+
+def _refused(status: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield the errors of programs, if there were any."""
+    found = errors_of(status)
+    if any(found.values()):
+        yield "refused", ", ".join(f"{name} {count}" for name, count in found.items())
 
 
 def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
@@ -63,7 +70,7 @@ def _facts(status: dict[str, Any]) -> list[tuple[str, str]]:
         out_of_reach = f"{status['without_bucket']} objects, which are ENOENT: mount with s3="
         facts.append(("only in s3", out_of_reach))
     facts += [(name.replace("_", " "), str(status[name])) for name in ("open_handles", "writers")]
-    return facts
+    return [*facts, *_refused(status)]
 
 
 def _keeper(status: dict[str, Any]) -> str:

@@ -70,6 +70,10 @@ STATUS: dict[str, Any] = {
     "writers": 2,
     "jobs": 3,
     "counters": {"opens_ram": 17, "mover_failures": 0},
+    "errors": {
+        "write": {"NoSpaceError": 7, "QuotaError": 2},
+        "lookup": {"NotFoundError": 99},
+    },
     "namespaces": [
         {
             "name": "[ns]",
@@ -391,6 +395,7 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "ram 2.0 GiB 1.0 GiB 1.0 GiB 7 11 healthy /run/kvfs-ram/mnt-kv" in shown
     assert "nvme 100.0 GiB 3.0 MiB 512 B 8 13 down for 0 d 00:01:01: disk full /data/kvfs" in shown
     assert "opens ram 17" in shown
+    assert "refused ENOSPC 7, EDQUOT 2, EIO 0" in shown
     counted = "[ns] 5 1.0 MiB 3.0 MiB 100.0% of 1G, 5 objects 7 1 87.5% 86.0% 25.0% 50.0% 75.0%"
     assert f"{counted} adaptive (lru), pin" in shown
     assert "namespace [ns]: no place" in shown
@@ -398,6 +403,14 @@ def test_status_shows_tiers_and_reasons(monkeypatch: pytest.MonkeyPatch, dead_mo
     assert "and 2 more models: see --json" in shown
     assert "opens of [ns]/a_b.kv 6" in shown
     assert "opens of two\\nlines\\udcff 5" in shown
+
+
+def test_status_without_errors_has_no_line_for_them(
+    monkeypatch: pytest.MonkeyPatch, dead_mount: Path
+) -> None:
+    healthy = STATUS | {"errors": {"lookup": {"NotFoundError": 99}}}
+    monkeypatch.setattr(status_command, "request", lambda _mountpoint, _verb: healthy)
+    assert "refused" not in kvfs("status", dead_mount).stdout
 
 
 def test_status_json_is_the_answer_of_the_daemon(

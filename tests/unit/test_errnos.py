@@ -80,3 +80,11 @@ def test_the_log_names_the_object_of_an_operation(
 
     with caplog.at_level("DEBUG", "kvfs.fuse.operations"), world(tmp_path) as made:
         trio.run(case, made)
+
+
+def test_the_documentation_of_metrics_has_the_errno_of_each_class() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    before_a_mount = (errors.ConfigError, errors.ControlError)
+    for one, number in ERRNO.items():
+        row = f"| `{one.__name__}` | {errno.errorcode[number]} |".replace("ENOTSUP ", "EOPNOTSUPP ")
+        assert issubclass(one, before_a_mount) != (row in text), row
