@@ -5,7 +5,7 @@ own:
 
 - `takeover`.
 - `tier`: a tier or the bucket changed its state.
-- `summary`: the evictions and refusals of a minute.
+- `summary`: the evictions and refusals of a minute. An absent name or attribute is no refusal.
 - `rotten`: the scrubber found a wrong copy.
 - `scrub`: the scrubber ended a pass.
 
@@ -23,11 +23,13 @@ from typing import Any
 import trio
 
 from kvfs.core.ledger.ledger import Ledger
+from kvfs.errors import NoAttributeError, NotFoundError
 from kvfs.tiers.calls import Health, HealthState
 
 MOST = 1000
 TEXT_MOST = 500
 PERIOD = 60.0  # s between two summaries
+EXPECTED = (NotFoundError.__name__, NoAttributeError.__name__)  # answers to questions
 SUMMED = ("dropped", "demoted", "promoted", "opens_unreadable", "quarantined")
 
 Event = dict[str, Any]
@@ -74,17 +76,17 @@ class Events(logging.Handler):
     async def sum_up(self, ledger: Ledger, errors: Counter[tuple[str, str]]) -> None:
         """Add the evictions and refusals of each minute, if there were any, for ever."""
         while True:
-            before, refused = self._counts(ledger), sum(errors.values())
+            before = self._counts(ledger, errors)
             await trio.sleep(PERIOD)
-            now = self._counts(ledger)
+            now = self._counts(ledger, errors)
             found = {name: now[name] - before[name] for name in now}
-            found["refused"] = sum(errors.values()) - refused
             if any(found.values()):
                 self.add("summary", seconds=PERIOD, **found)
 
     @staticmethod
-    def _counts(ledger: Ledger) -> dict[str, int]:
+    def _counts(ledger: Ledger, errors: Counter[tuple[str, str]]) -> dict[str, int]:
         found = {name: ledger.counters[name] for name in SUMMED}
+        found["refused"] = sum(n for (_, kind), n in errors.items() if kind not in EXPECTED)
         if ledger.tiers.bucket.mounted:
             found["spilled"] = ledger.tiers.bucket.counters["spilled"]
         return found

@@ -63,7 +63,9 @@ def test_evictions_of_a_minute_are_one_event(ring: Events, tmp_path: Path) -> No
                 nursery.start_soon(ring.sum_up, made.ledger, errors)
                 await trio.testing.wait_all_tasks_blocked()
                 made.ledger.counters["dropped"] += 3
-                errors["open", "NotFoundError"] += 2
+                errors["write", "NoSpaceError"] += 2
+                errors["lookup", "NotFoundError"] += 40
+                errors["getxattr", "NoAttributeError"] += 50
                 await trio.sleep(3 * events.PERIOD + 1)
                 nursery.cancel_scope.cancel()
 
