@@ -5,6 +5,7 @@ loses the least important columns first; the frame counts the rows that do not f
 nor for keys.
 """
 
+import textwrap
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ MIDDLE = 70
 LEAST = 3  # rows of a table, however low the terminal is
 OBJECTS_PART = 3  # objects get a third of the rows that the tables of tiers leave
 BAR = 10
+INDENT = " " * len("HH:MM:SS ")
 
 
 class View(NamedTuple):
@@ -47,6 +49,7 @@ class View(NamedTuple):
     reverse: bool = False
     order: str = "hot"
     first: int = 0  # of the namespaces
+    keys: bool = True  # show what the keys do
 
 
 class TopFrame(NamedTuple):
@@ -82,15 +85,16 @@ class TopFrame(NamedTuple):
         tiers = _tiers(status, self.rates, width)
         flows = _flows(status, self.rates)
         lines = max(1, -(-len(flows.plain) // max(1, width)))
-        events = _events(self.events)
-        fixed = len(head) + 1 + len(status["tiers"]) + lines + len(events)
+        fixed = len(head) + 1 + len(status["tiers"]) + lines + len(self.events)
         left = max(2 * LEAST, height - fixed - 4)  # two headers, and two lines for the omitted rows
         found = self.objects.get("objects", [])
         for_objects = min(len(found), max(LEAST, left // OBJECTS_PART))
-        spaces = _namespaces(status, self.rates, view, width, max(LEAST, left - for_objects))
+        for_spaces = max(LEAST, left - for_objects)
+        spaces = _namespaces(status, self.rates, view, width, for_spaces)
+        free = left - for_objects - min(for_spaces, len(status["namespaces"]))
         return Group(
-            *(*head, tiers, flows, *spaces),
-            *(*_objects(self.objects, view, width, for_objects), *events),
+            *(*head, tiers, flows, *spaces, *_objects(self.objects, view, width, for_objects)),
+            *_events(self.events, width, free),
         )
 
     def _head(self, status: Any, view: View) -> list[Text]:  # noqa: ANN401 (JSON)
@@ -108,8 +112,9 @@ class TopFrame(NamedTuple):
             )
         elif not status["keeper_pid"]:
             lines.append(Text("the keeper is dead: the mount ends with its daemon", style="red"))
-        keys = f"q quit  s sort ({view.sort})  r reverse  o {view.order}  arrows scroll"
-        lines.append(Text(keys, style="dim", no_wrap=True, overflow="ellipsis"))
+        if view.keys:
+            keys = f"q quit  s sort ({view.sort})  r reverse  o {view.order}  arrows scroll"
+            lines.append(Text(keys, style="dim", no_wrap=True, overflow="ellipsis"))
         return lines
 
 
@@ -297,8 +302,8 @@ def _objects(found: dict[str, Any], view: View, width: int, rows: int) -> list[R
     return [_table(width, OBJECTS, shown, left=("object", "tiers"))]
 
 
-def _events(found: tuple[dict[str, Any], ...]) -> list[Text]:
-    """Return a line for each of the latest events, the last one first."""
+def _events(found: tuple[dict[str, Any], ...], width: int, free: int) -> list[Text]:
+    """Return the latest events, the last one first: a line for each, and `free` lines in all."""
     lines = []
     for event in reversed(found):
         at = time.strftime("%H:%M:%S", time.localtime(event["time"]))
@@ -306,5 +311,12 @@ def _events(found: tuple[dict[str, Any], ...]) -> list[Text]:
             f"{name} {value}" for name, value in event.items() if name not in {"time", "kind"}
         )
         text = f"{at} {event.get('level', event['kind'])} {said}"
-        lines.append(Text(line(text).plain, style="dim", no_wrap=True, overflow="ellipsis"))
+        wrapped = textwrap.wrap(
+            *(line(text).plain, max(width, 2 * len(INDENT))),
+            subsequent_indent=INDENT,
+            max_lines=1 + max(0, free),
+            placeholder=" …",
+        )
+        free -= len(wrapped) - 1
+        lines += [Text(one, style="dim", no_wrap=True, overflow="ellipsis") for one in wrapped]
     return lines

@@ -143,7 +143,10 @@ def _once(poller: Poller) -> None:
     if poller.frame.look is None and poller.failed is not None:
         raise poller.failed
     console = screen()
-    console.print(poller.frame.render(View(), console.width, ROWS_ONCE))
+    columns = os.environ.get("COLUMNS", "")
+    if not console.is_terminal and columns.isdecimal() and int(columns):
+        console.width = int(columns)
+    console.print(poller.frame.render(View(keys=False), console.width, ROWS_ONCE))
 
 
 def _draw(poller: Poller, console: Console, live: Live, terminal: int) -> None:

@@ -150,10 +150,15 @@ def test_top_into_a_pipe_prints_one_frame(mount: Mount) -> None:
     (kv.path / "a").write_bytes(b"a")
     assert (kv.path / "a").read_bytes() == b"a"
 
-    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    def run(*arguments: str, columns: str = "") -> "subprocess.CompletedProcess[str]":
         command = [*KVFS, "top", str(kv.path), "-i", "0.2", *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=PATIENCE
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+            env=os.environ | {"COLUMNS": columns},
         )
 
     done = run("--once")
@@ -161,6 +166,11 @@ def test_top_into_a_pipe_prints_one_frame(mount: Mount) -> None:
     assert "\x1b" not in done.stdout
     assert "0 takeovers" in done.stdout
     assert "namespace" in done.stdout
+    assert "q quit" not in done.stdout
+    assert "at x4" in done.stdout
+    narrow = run("--once", columns="100").stdout
+    assert max(map(len, narrow.splitlines())) <= 100
+    assert "at x4" not in narrow
     request(kv.path, "ns_create", name="hog", settings={"pin": "on"}, uid=0, gid=0)
     with (kv.path / "hog" / "block").open("wb", buffering=0) as file:
         file.write(bytes(5 << 20))

@@ -214,6 +214,25 @@ def test_a_frame_shows_bandwidth_errors_quota_and_events() -> None:
     assert text.index("tier name nvme, before healthy, now down") < text.index("WARNING first")
 
 
+def test_long_events_take_the_free_lines() -> None:
+    cure = "give the namespace more room, or pin=off"
+    events = tuple(
+        {"time": 1.0, "kind": "log", "level": "WARNING", "text": f"{n} {'word ' * 30}: {cure}"}
+        for n in range(3)
+    )
+    found = TopFrame().after(Look(0.0, status(namespace("a"))), {}, events)
+    roomy = drawn(found, 80, 24)
+    assert len(roomy.splitlines()) <= 24
+    assert " ".join(roomy.split()).count(cure) == 3
+    assert roomy.index("WARNING 2") < roomy.index("WARNING 1") < roomy.index("WARNING 0")
+    assert "WAR" in drawn(found, 20, 9)
+    assert drawn(found, 5, 5)
+    many = TopFrame().after(Look(0.0, status(*(namespace(f"n{n}") for n in range(40)))), {}, events)
+    tight = drawn(many, 80, 24).splitlines()
+    assert len(tight) <= 24
+    assert sum(one.rstrip().endswith("…") for one in tight) == 3
+
+
 def test_no_opens_have_no_ratio() -> None:
     assert opens_of(namespace("a")).ratio is None
     assert opens_of(namespace("a", read_nvme=1, read_s3=2, misses=1)).ratio == 0.25
