@@ -20,7 +20,7 @@ import click
 
 from kvfs import __version__, runtime
 from kvfs.cli import completion
-from kvfs.control import unanswered
+from kvfs.control import of_another_user, unanswered
 from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.units import human as human
 
@@ -270,9 +270,13 @@ def on_mount(path: str, *, follow: bool = True) -> MountInode:
 
 def unreachable(path: str | os.PathLike[str], error: OSError) -> ConfigError | ControlError:
     """Return the error for a path that cannot be looked at. ControlError: its daemon is dead."""
-    mount = runtime.kvfs_holding(Path(os.path.realpath(path))) if error.errno in DEAD else None
-    if mount is not None:
+    mount = runtime.kvfs_holding(Path(os.path.realpath(path)))
+    if mount is not None and error.errno in DEAD:
         return unanswered(Path(mount.path), error)
+    if mount is not None and error.errno == errno.EACCES:  # mounted without allow_other
+        told = of_another_user(Path(mount.path))
+        if told is not None:
+            return told
     return ConfigError(f"{path}: {error.strerror}, expected a file or directory that is there")
 
 

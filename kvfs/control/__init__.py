@@ -5,6 +5,12 @@ mount can open it. Not for data, nor for requests with a late reply: one request
 and others ask for its progress.
 """
 
-from kvfs.control.client import request, request_keeper, request_within, unanswered
+from kvfs.control.client import (
+    of_another_user,
+    request,
+    request_keeper,
+    request_within,
+    unanswered,
+)
 
-__all__ = ["request", "request_keeper", "request_within", "unanswered"]
+__all__ = ["of_another_user", "request", "request_keeper", "request_within", "unanswered"]

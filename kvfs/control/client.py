@@ -47,20 +47,25 @@ def request_within(
 
 def unanswered(mountpoint: Path, error: OSError) -> ConfigError | ControlError:
     """Return the error for a daemon that does not answer. ConfigError: another user mounted it."""
-    mount = runtime.mount_at(mountpoint)
-    user = "" if mount is None else mount.owner.removeprefix("user_id=")
-    if user.isdecimal() and int(user) != os.geteuid():
-        cure = "use sudo" if user == "0" else f"run this as that user: sudo --user '#{user}' kvfs"
-        return ConfigError(
-            f"uid {os.geteuid()} may not ask {mountpoint}, it was mounted by {_user(int(user))}: "
-            f"{cure}"
-        )
-    return ControlError(
-        f"no daemon answers for {mountpoint} ({error}): {_advice(mountpoint, mount, error)}"
+    return of_another_user(mountpoint) or ControlError(
+        f"no daemon answers for {mountpoint} ({error}): {_advice(mountpoint, error)}"
     )
 
 
-def _advice(mountpoint: Path, mount: runtime.MountEntry | None, error: OSError) -> str:
+def of_another_user(mountpoint: Path) -> ConfigError | None:
+    """Return the error for a mount that another user made; None for one's own, or without one."""
+    mount = runtime.mount_at(mountpoint)
+    user = "" if mount is None else mount.owner.removeprefix("user_id=")
+    if not user.isdecimal() or int(user) == os.geteuid():
+        return None
+    cure = "use sudo" if user == "0" else f"run this as that user: sudo --user '#{user}' kvfs"
+    return ConfigError(
+        f"uid {os.geteuid()} may not ask {mountpoint}, it was mounted by {_user(int(user))}: {cure}"
+    )
+
+
+def _advice(mountpoint: Path, error: OSError) -> str:
+    mount = runtime.mount_at(mountpoint)
     if mount is None or mount.fstype != runtime.FSTYPE:
         return "give a mount point of kvfs"
     if not isinstance(error, FileNotFoundError):

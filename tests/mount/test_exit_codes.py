@@ -148,6 +148,17 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
         "uid 12345 may not ask {kv}, it was mounted by root: use sudo",
         tuple(line.format(at="{kv}") for line in (*ASKED, "umount {at}")),
     ),
+    "another user's mount without allow_other": (
+        CALLER,
+        "uid 12345 may not ask {away}, it was mounted by root: use sudo",
+        (
+            *(line.format(at="{away}") for line in ASKED if not line.startswith("export")),
+            "umount {away}",
+            *(f"{name} {{away}}/file" for name in ("stat", "evict", "warm", "pin", "du")),
+            "match {away}/file --tokens {tmp}/tokens",
+            "replay {tmp}/trace {away}",
+        ),
+    ),
     "in use": (
         CALLER,
         "is in use|is already a mount point|is mounted, and knows",
