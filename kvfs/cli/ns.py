@@ -129,8 +129,13 @@ def create(namespace: Named, settings: tuple[str, ...], connector: str | None) -
         configuration(namespace, connector, wanted)
     made = namespace.ask("ns_create", settings=texts, uid=os.geteuid(), gid=os.getegid())
     _say_note(namespace, made)
-    if connector is not None:  # a template may have given it a quota
-        click.echo(configuration(namespace, connector, Settings.parse(made["settings"])))
+    found = Settings.parse(made["settings"])  # a template may have given it a quota
+    if connector is not None:
+        click.echo(configuration(namespace, connector, found))
+        return
+    default = Settings().to_text()
+    own = (f"{name}={text}" for name, text in found.to_text().items() if text != default[name])
+    _say(namespace, f"created with {', '.join(own) or 'the default settings'}")
 
 
 def configuration(namespace: Named, connector: str, settings: Settings) -> str:
@@ -160,6 +165,14 @@ def change(namespace: Named, settings: tuple[str, ...]) -> None:
     answer = namespace.ask("ns_set", settings=texts)
     if texts.keys() & NOTED:
         _say_note(namespace, answer)
+    if "changed" in answer:  # a daemon of an earlier version does not say it
+        changed = (f"{name} {was} -> {now}" for name, (was, now) in answer["changed"].items())
+        _say(namespace, ", ".join(changed) or "nothing changed: the settings are as before")
+
+
+def _say(namespace: Named, text: str) -> None:
+    """Print what the command did, in one line."""
+    click.echo(f"namespace {printable(namespace.name)}: {printable(text)}")
 
 
 def _say_note(namespace: Named, answer: dict[str, Any]) -> None:
@@ -331,6 +344,8 @@ def drop(namespace: Named, *, wait: bool, yes: bool) -> None:
             f"namespace {printable(namespace.name)} does not exist any more: the daemon that died "
             "meanwhile has dropped it, or it never existed"
         )
+    else:
+        _say(namespace, "dropped, its space becomes free in the background")
     if not wait:
         return
     with progress() as bar:

@@ -59,9 +59,14 @@ def refused(number: int, call: Callable[..., object], *arguments: object) -> Non
 
 def test_the_life_of_a_namespace(kv: Mounted) -> None:
     a = kv.path / "a"
-    assert ns("create", a, "quota_hard=100M", "weight=7") == ""
+    assert ns("create", a, "quota_hard=100M", "weight=7") == (
+        "namespace a: created with quota_hard=100M, weight=7\n"
+    )
     (a / "x").write_bytes(b"k" * MIB)
-    ns("set", a, "eviction=lru", "ttl=1h")
+    line = "namespace a: eviction adaptive -> lru, ttl 0 -> 1h\n"
+    assert ns("set", a, "eviction=lru", "ttl=1h") == line
+    nothing = "namespace a: nothing changed: the settings are as before\n"
+    assert ns("set", a, "eviction=lru") == nothing
     found = shown(a)
     assert (found["name"], found["own"], found["objects"], found["bytes"]) == ("a", True, 1, MIB)
     told = {name: found["settings"][name] for name in ("quota_hard", "weight", "ttl")}
@@ -71,7 +76,7 @@ def test_the_life_of_a_namespace(kv: Mounted) -> None:
         assert words in text
     assert [one["name"] for one in listed(kv)["namespaces"]] == [".", "a"]
     assert listed(kv)["dropped"] == []
-    assert "a 1 1.0 MiB 100M" in " ".join(ns("list", kv.path).split())
+    assert "a 1 1.0 MiB 0 B 1.0% of 100M" in " ".join(ns("list", kv.path).split())
     ns("drop", a, "--wait")
     assert not a.exists()
     assert listed(kv)["dropped"] == []
@@ -89,7 +94,8 @@ def test_a_directory_without_settings_is_dropped_alike(kv: Mounted) -> None:
     assert text.startswith("namespace a: the directory has no settings of its own: this is the")
     inside = os.open(a / "b", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        assert ns("drop", a) == ""
+        dropped = "namespace a: dropped, its space becomes free in the background\n"
+        assert ns("drop", a) == dropped
         assert os.listdir(kv.path) == ["kept"]
         for call in (os.stat, os.unlink):
             with pytest.raises(FileNotFoundError):

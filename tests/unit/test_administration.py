@@ -32,6 +32,9 @@ def test_the_verbs(tmp_path: Path) -> None:
         assert made.find(b"a").uid == 3
         found = await ask(made, "ns_set", name="a", settings={"eviction": "lru"})
         assert found["settings"]["eviction"] == "lru"
+        assert found["changed"] == {"eviction": ["adaptive", "lru"]}
+        found = await ask(made, "ns_set", name="a", settings={"eviction": "lru"})
+        assert found["changed"] == {}
         inode = await made.make_file(b"a/x", BYTES)
         await made.read(inode.ino)
         found = await ask(made, "ns_show", name="a")

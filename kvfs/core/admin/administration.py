@@ -30,8 +30,14 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
         return await show(name)
 
     async def change(name: str, settings: dict[str, str]) -> dict[str, Any]:
-        lifecycle.change(lifecycle.directory(name), settings)
-        return await show(name)
+        directory = lifecycle.directory(name)
+        before = lifecycle.namespaces.of(directory).settings.to_text()
+        lifecycle.change(directory, settings)
+        found = await show(name)
+        changed = {
+            one: [before[one], now] for one, now in found["settings"].items() if before[one] != now
+        }
+        return {**found, "changed": changed}
 
     async def show(name: str) -> dict[str, Any]:
         directory = lifecycle.directory(name)
