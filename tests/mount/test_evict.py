@@ -73,7 +73,7 @@ def test_refused_evictions_lose_no_object(mount: Mount) -> None:
     files = filled(kv, "n", 2)
     one, other = files
     for arguments, why in (
-        ((one,), "has neither nvme= nor s3="),
+        ((one,), "has neither nvme= nor s3=; --drop loses what only is here"),
         ((one, "--to", "nvme"), "expected a mount with"),
         ((one, "--to", "s3"), "has no bucket"),
         ((one, "--to", "nvme", "--drop"), "loses nothing"),

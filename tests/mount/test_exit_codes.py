@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     ),
     "no bucket": (
         CALLER,
-        "has no bucket.*s3=|no bucket; drop|no bucket; mount",
+        "has no bucket.*s3=|no bucket; --drop|no bucket; mount",
         (
             *("flush {kv}", "flush {kv} --wait", "import {kv}", "gc {kv}", "fsck {kv} --bucket"),
             "evict {kv} --to s3",

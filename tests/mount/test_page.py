@@ -134,6 +134,7 @@ def test_the_page_shows_bandwidth_quotas_errors_and_events(mount: Mount, port: i
         shows(driver, "#space-name", "small")  # the address has the view
         shows(driver, "#h-charts + * + #charts", "Bandwidth")
         shows(driver, "#spaces", "25.0 %")
+        shows(driver, "#charts figure:first-child .axis", "peak: 1.0 MiB")
         wait_for(lambda: "EDQUOT 0" not in text(driver, "#errors"), "errors are counted")
         shows(driver, "#events", "takeover")
         shows(driver, "#events", "WARNING: 'small/b' is")

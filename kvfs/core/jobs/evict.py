@@ -63,7 +63,7 @@ class Evict:
             return "s3"
         tiers = self.ledger.tiers
         if not tiers.nvme.mounted and not tiers.bucket.mounted:
-            raise ConfigError("the mount has neither nvme= nor s3=: drop loses what only is here")
+            raise ConfigError("the mount has neither nvme= nor s3=; --drop loses what only is here")
         return "nvme" if tiers.nvme.mounted else "s3"
 
     def _check(self) -> None:
@@ -71,11 +71,11 @@ class Evict:
         if self.to not in {"nvme", "s3"}:
             raise ConfigError(f"to={self.to}: expected nvme or s3")
         if self.to == "nvme" and not (tiers.nvme.mounted and tiers.ram.mounted):
-            raise ConfigError("to=nvme: expected a mount with ram= and nvme=; use s3, or drop")
+            raise ConfigError("to=nvme: expected a mount with ram= and nvme=; use s3, or --drop")
         if self.to == "nvme" and self.drop:
-            raise ConfigError("to=nvme loses nothing: drop goes with to=s3, or alone")
+            raise ConfigError("to=nvme loses nothing: --drop goes with --to s3, or alone")
         if self.to == "s3" and not tiers.bucket.mounted and not self.drop:
-            raise ConfigError("to=s3: the mount has no bucket; drop loses what only is here")
+            raise ConfigError("to=s3: the mount has no bucket; --drop loses what only is here")
 
     def describe(self) -> dict[str, Any]:
         return {"to": self.to, **self.counts, "freed_bytes": self.freed, "why": dict(self.why)}

@@ -162,6 +162,7 @@ function chart(told, found, most_seconds, suffix) {
   const figure = element("figure"), caption = element("figcaption");
   const shown = told.of.filter(([name]) => found.series[name + suffix]);
   const all = shown.flatMap(([name]) => found.series[name + suffix]).filter((value) => value !== null);
+  const peak = all.length ? Math.max(...all) : null;
   const most = told.most || Math.max(1e-9, ...all) * 1.05;
   const to = found.times.length ? found.times[found.times.length - 1] : Date.now() / 1000;
   // As far back as it is known, so that the first minutes are more than a stroke.
@@ -181,9 +182,9 @@ function chart(told, found, most_seconds, suffix) {
     caption.append(element("span", text, "key k" + at));
     return text;
   });
-  drawing.setAttribute("aria-label", `${told.title}: now ${said.join(", ") || "nothing yet"}; at most ${told.unit(all.length ? Math.max(...all) : null)}`);
+  drawing.setAttribute("aria-label", `${told.title}: now ${said.join(", ") || "nothing yet"}; at most ${told.unit(peak)}`);
   const axis = element("div", undefined, "axis");
-  axis.append(element("span", `${span(seconds)} ago`), element("span", `top: ${told.unit(most)}`), element("span", "now"));
+  axis.append(element("span", `${span(seconds)} ago`), element("span", `peak: ${told.unit(peak)}`), element("span", "now"));
   // Values under the pointer, and a line that shows their time.
   const at = element("div", undefined, "under");
   const mark = document.createElementNS(SVG, "path");
