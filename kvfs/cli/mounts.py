@@ -9,6 +9,7 @@ from kvfs.cli import give, human, json_option, kvfs_mounts, printable
 from kvfs.cli.screen import duration, screen, table
 from kvfs.control.client import request_within
 from kvfs.errors import KvfsError
+from kvfs.rates import reserved_of
 
 PATIENCE = 2.0  # s for each daemon: one that hangs must not hide the others
 
@@ -35,12 +36,17 @@ def _about(path: str) -> dict[str, Any]:
         "tiers": {
             name: {
                 "used_bytes": tier["used_bytes"],
-                "reserved_bytes": tier["reserved_bytes"],
+                "reserved_bytes": reserved_of(tier),
                 "state": tier["state"],
             }
             for name, tier in status["tiers"].items()
         },
     }
+
+
+def _used(tier: dict[str, Any]) -> str:
+    reserved = tier["reserved_bytes"]
+    return human(tier["used_bytes"]) + (f" + {human(reserved)} reserved" if reserved else "")
 
 
 def _show(found: list[dict[str, Any]]) -> None:
@@ -51,7 +57,7 @@ def _show(found: list[dict[str, Any]]) -> None:
         [
             *(printable(one["mountpoint"]), one["version"], duration(one["uptime_s"])),
             str(one["objects"]),
-            ", ".join(f"{name} {human(tier['used_bytes'])}" for name, tier in one["tiers"].items()),
+            ", ".join(f"{name} {_used(tier)}" for name, tier in one["tiers"].items()),
         ]
         for one in found
         if not one["problem"]

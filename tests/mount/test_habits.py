@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 
@@ -86,6 +87,18 @@ def test_umount_l_detaches(kv: Mounted) -> None:
         assert run("umount", kv.path).returncode == 1
         assert run("umount", "-l", kv.path).returncode == 0
         assert not kv.path.is_mount()
+
+
+def test_mounts_and_status_show_the_same_bytes(kv: Mounted) -> None:
+    (kv.path / "sealed").write_bytes(bytes(1 << 20))
+    kv.idle()
+    with (kv.path / "file").open("wb", buffering=0) as file:
+        file.write(bytes(1 << 20))
+        listed = next(row for row in run("mounts").stdout.splitlines() if str(kv.path) in row)
+        found = re.search(r"ram (.*) \+ (.*) reserved", listed)
+        assert found is not None, listed
+        shown = " ".join(run("status", kv.path).stdout.split())
+        assert f" {found[1]} {found[2]} " in shown
 
 
 def test_a_drop_on_a_terminal_asks(kv: Mounted) -> None:
