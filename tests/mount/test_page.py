@@ -173,6 +173,15 @@ def test_the_page_is_as_wide_as_a_phone(mount: Mount, port: int, *, dark: bool) 
         assert driver.execute_script(widths) == [360, 360]
         least = _least_contrast(driver)
         assert least >= 4.5, f"WCAG 2.1 AA asks for 4.5, found {least}"
+        shows(driver, "#events", "mounted")  # a long path in a narrow table
+        assert driver.execute_script(widths) == [360, 360]
+        assert errors(driver) == []
+    with chromium(700, 740, dark=dark) as driver:  # as little as shows more columns
+        driver.get(f"http://127.0.0.1:{port}/")
+        shows(driver, "#spaces", "adaptive")
+        shows(driver, "#events", "mounted")
+        needed, there = driver.execute_script(widths)
+        assert needed <= there
         assert errors(driver) == []
 
 
