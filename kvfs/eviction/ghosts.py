@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from kvfs.eviction.histories import Arc, S3Fifo
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.policy import Policy
-from kvfs.eviction.queues import Bimodal, Lru
+from kvfs.eviction.queues import Bimodal, Fifo, Lfu, Lru, Sieve
 
 # No single one wins: each is the best on some of the traces in docs/eviction.md.
 KINDS: dict[str, Callable[[int], Policy]] = {
@@ -28,12 +28,14 @@ KINDS: dict[str, Callable[[int], Policy]] = {
     "arc": Arc,
     "bimodal": Bimodal,
 }
+SHOWN = KINDS | {"lfu": Lfu, "fifo": Fifo, "ttl": Fifo, "sieve": Sieve}  # `WhatIf` has them as well
 TIMES = (0.5, 1.0, 2.0, 4.0)  # multiples of the capacity
 ANSWERING = 512  # entries of the ghost of the cache's own size: 7.5 times as many in all
 FEWEST = 400  # accesses in a sample before its answer counts: the error by chance is 0.05
 SEEDS = 8 * ANSWERING  # keys: a sample has ANSWERING of those that there is room for, at most
 SOWN_AT_ONCE = 64  # of them, each in some 10 us
 _WINDOW = 8  # capacities' worth of accesses
+_STEP = 16  # accesses in the sample between two decays, at least: few would swing by chance
 _STEPS = 8  # in a capacity's worth of accesses
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: Fibonacci hashing
 Which = TypeVar("Which")  # says which cache a ghost of an observer stands for
@@ -88,7 +90,7 @@ class GhostCache:
 
     def __init__(self, kind: str, entries: int) -> None:
         self.kind = kind
-        self.policy = LeafFirst(KINDS[kind](entries))
+        self.policy = LeafFirst(SHOWN[kind](entries))
         self.touch = self.policy.touch  # an access; None: a miss
         self.misses = 0.0  # the observer counts them, and lets them decay
 
@@ -212,18 +214,19 @@ class WhatIf(Observer[float]):
     `answers` gives the share of accesses (0 to 1) that would have been hits, for each multiple of
     the capacity. An access is an open or a lookup in vain, so the answer for 1.0 is an estimate of
     the real ratio. The window decays: of an access 1/e is left after eight capacities' worth of
-    others. All ghosts have one kind of policy.
+    others, and after 1024 at the earliest. All ghosts have one kind of policy.
 
     Chance decides how many misses of n accesses fall into the sample. If they have different keys,
     the standard deviation of m misses is the root of m. So a ratio is off by 1/sqrt(n) at most.
-    There is no answer before that is 0.05. A sample of all keys answers at once, because it leaves
-    nothing to chance.
+    There is no answer before that is 0.05. A sample of all keys leaves nothing to chance, but its
+    first accesses are not like later ones: in an empty cache all are misses.
     """
 
     def __init__(self, capacity: int, kind: str = "lru", *, entries: int = ANSWERING) -> None:
-        """Make the ghosts for a `capacity` in entries, as a policy's; `kind`: one of KINDS."""
+        """Make the ghosts for a `capacity` in entries, as a policy's; `kind`: one of SHOWN."""
         self._kind = kind
-        super().__init__(capacity, entries, _WINDOW)
+        self._decayed = 0.0  # accesses that `accesses` has lost
+        super().__init__(capacity, entries, _WINDOW, fewest=_STEP)
 
     def _make(self) -> dict[float, GhostCache]:
         return {times: GhostCache(self._kind, self._entries(times)) for times in TIMES}
@@ -266,10 +269,19 @@ class WhatIf(Observer[float]):
             for key in list(policy):
                 ghost.policy.add(key, 0, policy.parent(key))
 
+    def _step(self) -> None:
+        self._decayed += self.accesses * (1 - self._keep)
+
+    def count_anew(self) -> None:
+        """Forget the counts, which are those of another capacity. The ghosts keep their keys."""
+        self.accesses = self._decayed = 0.0
+        for ghost in self.ghosts.values():
+            ghost.misses = 0.0
+
     def answers(self) -> dict[float, float]:
         """Return hit ratios by multiple of the capacity. Empty until enough accesses were seen."""
-        enough = self.sampled >= FEWEST if self.sample.shift else self.accesses
-        return self.hit_ratios() if enough else {}
+        seen = self.accesses + self._decayed
+        return self.hit_ratios() if seen >= FEWEST << self.sample.shift else {}
 
 
 class Seeds:

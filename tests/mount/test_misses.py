@@ -235,12 +235,47 @@ def test_what_if_knows_the_objects_of_the_mount_before(mount: Mount) -> None:
         (space / f"{number}").write_bytes(b"content")
     kv.remount()
     wait_for(lambda: kv.status()["census_done"], "all objects are counted")
-    for number in range(100):
-        (space / f"{number}").read_bytes()
+    for number in range(400):
+        (space / f"{number % 100}").read_bytes()
     for number in range(100, 120):
         assert not (space / f"{number}").exists()
     (space / "0").unlink()
     assert not (space / "0").exists()
     misses(kv, 21)
     found = next(one for one in kv.status()["namespaces"] if one["name"] == "engine")
-    assert found["hit_ratio_at"]["1"] == pytest.approx(100 / 121, abs=NEAR)
+    assert found["hit_ratio_at"]["1"] == pytest.approx(400 / 421, abs=NEAR)
+
+
+@pytest.mark.parametrize("names", [14, 20])
+def test_what_if_of_a_small_quota_agrees_with_the_measured_ratio(mount: Mount, names: int) -> None:
+    """Names in a cycle that is longer than the room: LRU has no hit, and twice the room has all."""
+    kv = mount(OPTIONS)
+    settings = {"quota_hard": "10M", "eviction": "lru"}
+    request(kv.path, "ns_create", name="engine", settings=settings, uid=0, gid=0)
+    space, opens = kv.path / "engine", 0
+
+    def told() -> dict[str, float]:
+        spaces = kv.status()["namespaces"]
+        found: dict[str, float] = next(one for one in spaces if one["name"] == "engine")[
+            "hit_ratio_at"
+        ]
+        return found
+
+    def cycle(rounds: int) -> None:
+        nonlocal opens
+        for number in range(rounds * names):
+            path = space / f"{number % names}"
+            opens += 1
+            try:
+                path.read_bytes()
+            except FileNotFoundError:
+                path.write_bytes(bytes(1 << 20))
+
+    cycle(4)
+    assert told() == {}
+    while not (ratios := told()):
+        cycle(1)
+    assert opens >= 400
+    assert hits(kv) == 0
+    assert ratios["1"] == pytest.approx(0, abs=NEAR)
+    assert ratios["2"] == pytest.approx(1, abs=0.1)

@@ -210,15 +210,35 @@ def test_what_if_of_unread_keys_has_no_hits(first: int) -> None:
     keys = count(first)
     while not (answers := would_be.answers()):
         would_be.see(next(keys), 0, lambda _: 0)
-    assert FEWEST <= would_be.sampled < FEWEST + 1
+    assert next(keys) - first == FEWEST << would_be.sample.shift
     assert max(answers.values()) <= 0.1, "two standard deviations"
 
 
-def test_of_all_keys_a_few_accesses_are_told() -> None:
+@pytest.mark.parametrize("capacity", [1, 10, 100, 512])
+def test_of_all_keys_a_few_accesses_say_nothing_either(capacity: int) -> None:
+    """A small cache keeps its answer, although its counts decay."""
+    would_be = WhatIf(capacity)
+    for seen in range(10_000):
+        assert bool(would_be.answers()) == (seen >= FEWEST)
+        would_be.see(seen % 2, 0, no_parent)
+    assert would_be.answers()[4.0] == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["lru", "fifo", "ttl", "sieve", "lfu", "arc", "s3fifo", "bimodal"])
+def test_what_if_follows_each_policy(kind: str) -> None:
     would_be = WhatIf(100)
-    for key in (1, 2, 1, 3):
-        would_be.see(key, 0, lambda _: 0)
-    assert would_be.answers() == dict.fromkeys(TIMES, 0.25)
+    would_be.follow(kind)
+    full, hit = make(kind, 100), 0
+    trace = zipf(300, 20_000, 13)
+    for key in trace:
+        would_be.see(key, 0, no_parent)
+        if full.touch(key) is not None:
+            hit += 1
+            continue
+        while len(full) >= full.capacity:
+            full.take(key)
+        full.add(key)
+    assert abs(would_be.answers()[1.0] - hit / len(trace)) <= 0.06
 
 
 def test_change_of_the_sample_keeps_the_counts() -> None:
@@ -264,7 +284,7 @@ def test_what_if_counts_opens_and_lookups_and_the_choice_opens_and_stores() -> N
     accesses.opened_again(7)
     accesses.count()
     assert would_be.accesses == 28
-    assert would_be.answers() == dict.fromkeys(TIMES, pytest.approx(17 / 28))
+    assert would_be.hit_ratios() == dict.fromkeys(TIMES, pytest.approx(17 / 28))
     assert choice.accesses == 27
     assert choice.hit_ratios() == pytest.approx(dict.fromkeys(KINDS, 17 / 27))
 
@@ -295,7 +315,8 @@ def test_a_key_that_is_forgotten_is_a_miss_at_any_size() -> None:
     accesses.stored(5, 0, no_parent)
     would_be.forget(5)
     accesses.looked_up(5)
-    assert would_be.answers() == dict.fromkeys(TIMES, 0.0)
+    accesses.count()
+    assert would_be.hit_ratios() == dict.fromkeys(TIMES, 0.0)
 
 
 @pytest.mark.parametrize("objects", [100, 5000, 200_000])

@@ -79,7 +79,7 @@ def test_a_complete_object_makes_lookups_of_its_key_misses(tmp_path: Path) -> No
         assert counts(made) == 1
         space = made.ledger.namespaces.default
         space.accesses.count()
-        assert space.would_be.answers()[1.0] == 0.0
+        assert space.would_be.hit_ratios()[1.0] == 0.0
         assert space.would_be.accesses == 1
 
 

@@ -17,7 +17,7 @@ from kvfs.core.capacity.quota import AT_ONCE
 from kvfs.core.names import renames
 from kvfs.core.names.renames import RENAME_EXCHANGE, RENAME_NOREPLACE
 from kvfs.core.names.walks import STEP
-from kvfs.core.namespaces.namespace import SMALLEST, USES_NOTED
+from kvfs.core.namespaces.namespace import USES_NOTED
 from kvfs.errors import (
     ExistsError,
     NoSpaceError,
@@ -27,6 +27,7 @@ from kvfs.errors import (
     StaleError,
     TierError,
 )
+from kvfs.eviction import make
 from kvfs.tiers import Tier
 from kvfs.units import format_size, human
 from tests.unit.world import MIB, World, world
@@ -1169,13 +1170,56 @@ def test_policies_know_how_much_room_there_is(tmp_path: Path) -> None:
             await made.make_file(in_ram(made, b"a/%d" % number), bytes(MIB))
         space.resize_policies(made.tiers)
         room = (4 * MIB + made.fast.free) // MIB
-        assert space.ram_only.policy.capacity == max(SMALLEST, room)
+        assert space.ram_only.policy.capacity == room
         made.tell("a", quota_objects="20")
         made.fast.capacity *= 10
         space.resize_policies(made.tiers)
         assert space.ram_only.policy.capacity == 20
         assert space.would_be.capacity == 20
         made.fast.capacity //= 10
+
+    run(case, tmp_path)
+
+
+def test_what_if_counts_for_the_room_that_there_is(tmp_path: Path) -> None:
+    """The room is for few objects, and the quota changes."""
+
+    async def case(made: World) -> None:
+        space = made.namespace("a", eviction="lru", quota_hard="10M")
+        full = make("lru", 10)
+
+        def cycle(names: int, opens: int) -> None:
+            for number in range(opens):
+                key = 1 + number % names
+                if full.touch(key) is not None:
+                    space.accesses.opened(key, 0, space.parent)
+                    continue
+                space.accesses.looked_up(key)
+                while len(full) >= full.capacity:
+                    full.take()
+                full.add(key)
+                space.accesses.stored(key, 0, space.parent)
+
+        def told() -> dict[str, float]:
+            found: dict[str, float] = space.describe()["hit_ratio_at"]
+            return found
+
+        cycle(14, 500)
+        for number in range(4):
+            await made.make_file(in_ram(made, b"a/%d" % number), bytes(MIB))
+        space.resize_policies(made.tiers)
+        assert space.would_be.capacity == 10
+        assert told() == {}, "the accesses of before were for a guess"
+        cycle(14, 500)
+        assert told() == {"0.5": 0.0, "1": 0.0, "2": 1.0, "4": 1.0}
+        space.resize_policies(made.tiers)
+        assert told()["1"] == 0.0
+        made.tell("a", quota_hard="4M")
+        space.resize_policies(made.tiers)
+        assert told() == {}
+        full.capacity = 4
+        cycle(7, 500)
+        assert told() == {"0.5": 0.0, "1": 0.0, "2": pytest.approx(1, abs=0.02), "4": 1.0}
 
     run(case, tmp_path)
 

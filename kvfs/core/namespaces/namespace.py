@@ -25,7 +25,6 @@ from kvfs.units import format_size
 SECOND = 10**9
 ATIME_STEP = 60 * SECOND  # ns: how old a time of use may be before it is noted again
 USES_NOTED = 16  # at least so many notes in a lifetime that counts from the last use
-SMALLEST = 16  # entries
 FIRST = 512  # entries of a namespace without objects: the ghosts see all keys
 READ = {name: f"read_{name}" for name in MEDIA}  # by tier
 COUNTERS = (*READ.values(), "read_bytes", "written", "written_bytes", "misses", "opens_unreadable")
@@ -87,6 +86,7 @@ class Namespace:
         self.opens = OpenOrder()
         entries = settings.quota_objects or FIRST  # until `resize_policies` has measured
         self.would_be = eviction.WhatIf(entries)
+        self._counted_with = settings.quota_objects  # its capacity as it began to count; 0: a guess
         self.choice = eviction.PolicySelector(entries)  # the policy by which objects go
         # The policy by which objects leave RAM. Without a lower tier it is the same one.
         self.ram_choice = eviction.PolicySelector(entries) if tiered else self.choice
@@ -247,7 +247,7 @@ class Namespace:
             room = bytes_ + max(0, tier.free)
             if self.settings.quota_hard:
                 room = min(room, self.settings.quota_hard)
-            entries = max(SMALLEST, room * objects // max(1, bytes_))
+            entries = max(1, room * objects // max(1, bytes_))
             if self.settings.quota_objects:
                 entries = min(entries, self.settings.quota_objects)
             most = max(most, entries)
@@ -257,9 +257,14 @@ class Namespace:
                 self.ram_choice.capacity = entries
         if most:
             self.would_be.capacity = self.choice.capacity = most
+            if not self._counted_with <= 2 * most <= 4 * self._counted_with:
+                self._counted_with = most
+                self.accesses.count()
+                self.would_be.count_anew()
             if self.quota_order is not None:
                 self.quota_order.give_room_for(most)
-        self.would_be.follow(self.winner or "lru")
+        drops = _policies(self.settings)[0]
+        self.would_be.follow(self.winner or ("lru" if drops == "never" else drops))
         self.accesses.update_mask()
 
     @property
