@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from kvfs import preflight, runtime
 from kvfs.errors import ConfigError
-from kvfs.metrics.address import Address, check_free
+from kvfs.metrics.address import Address, check_different, check_free
 from kvfs.parsing import (
     DIRECTORY,
     FILE,
@@ -30,6 +30,7 @@ from kvfs.parsing import (
     described,
     kinds_of,
     optional,
+    or_none,
     read_field,
     rows,
 )
@@ -96,9 +97,9 @@ def _period_text(seconds: int) -> str:
 
 _TIER = SIZE._replace(parse=_tier_size)
 _TIER_OR_NONE = SIZE._replace(parse=_ram_size)
-_BUCKET = ValueKind("URL", lambda text: str(BucketPlace.parse(text)))
+_BUCKET = or_none(ValueKind("URL", lambda text: str(BucketPlace.parse(text))))
 _DIRTY = ValueKind("size or share", _size_or_share, _size_or_share_text)
-_ADDRESS = ValueKind("address", lambda text: str(Address.parse(text)))
+_ADDRESS = or_none(ValueKind("address", lambda text: str(Address.parse(text))))
 _ENDPOINT = ValueKind("URL", lambda text: BucketPlace.parse("s3://bucket", endpoint=text).endpoint)
 _PERIOD = ValueKind("duration", _period, _period_text)
 _MOUNT_FLAGS = ValueKind("flags", str)  # `_parse` collects them
@@ -127,7 +128,9 @@ class Config:
         shown="25 % of the memory",
     )
     nvme: Path | None = described(
-        DIRECTORY, "directory for the NVMe tier and the catalog, on ext4 or xfs", default=None
+        or_none(DIRECTORY),
+        "directory for the NVMe tier and the catalog, on ext4 or xfs",
+        default=None,
     )
     nvme_size: int = _upgraded(
         _TIER, "size of the NVMe tier", default=0, shown="80 % of the free space there"
@@ -218,7 +221,7 @@ class Config:
         default=25,
     )
     namespaces: Path | None = _upgraded(
-        FILE,
+        or_none(FILE),
         "TOML file with settings for new top-level directories, by name",
         default=None,
     )
@@ -296,6 +299,7 @@ class Config:
         alone = [name for name in values if name.startswith("s3_")]
         if config.s3 is None and alone:
             raise ConfigError(f"{alone[0]} is given without s3: add s3=s3://BUCKET/PREFIX")
+        check_different(config.addresses)
         if config.nvme is not None and "nvme_size" not in values:
             config = replace(config, nvme_size=preflight.default_nvme_size(config.nvme))
         fitted = tuple(name for name in ("ram", "nvme_size") if name not in values)
@@ -375,6 +379,8 @@ class Config:
             )
         fitted = tuple(name for name in self.fitted if name not in values)
         config = replace(self, **values, fitted=fitted)
+        if given & {"metrics", "web"}:
+            check_different(config.addresses)
         config.check_resources()
         check_free(config.addresses, self.addresses.values())  # else the new daemon goes on without
         return config

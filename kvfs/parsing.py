@@ -163,6 +163,22 @@ def count(low: int, high: int, unit: str = "number", *, suffix: str = "") -> Val
     return ValueKind(unit, parse)
 
 
+def or_none(kind: ValueKind) -> ValueKind:
+    """Return the kind whose value may also be missing: `none`, and None."""
+
+    def parse(text: str) -> Any:  # noqa: ANN401 - the kind's
+        if text == "none":
+            return None
+        try:
+            return kind.parse(text)
+        except ValueError as expected:
+            raise ValueError(f"{expected}, or none") from None
+
+    return ValueKind(
+        kind.unit, parse, lambda found: "none" if found is None else kind.text(found), kind.words
+    )
+
+
 def optional(kind: ValueKind) -> ValueKind:
     """Return the kind whose value may also be missing: `none`, the empty text, and None."""
     return ValueKind(

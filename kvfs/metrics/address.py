@@ -11,6 +11,7 @@ import socket
 import stat
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack, suppress
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,9 +70,7 @@ class Address(NamedTuple):
         """Return whether a listener on the other address keeps others from this one."""
         if self == other:
             return True
-        hosts = [one.host for one in (self, other)]
-        everywhere = all(hosts) and any(ipaddress.ip_address(one).is_unspecified for one in hosts)
-        return everywhere and self.port == other.port
+        return self.port == other.port and (_includes(self, other) or _includes(other, self))
 
     def listen(self, option: str) -> socket.socket:
         """Listen on the address, for that option. Raises ConfigError if it cannot be had."""
@@ -120,6 +119,22 @@ class Address(NamedTuple):
         """Remove the name of a socket after the end of the mount."""
         if self.path:
             Path(self.path).unlink(missing_ok=True)
+
+
+def _includes(everywhere: Address, one: Address) -> bool:
+    """Return whether a listener at the first gets connections to the other; `::` has IPv4, too."""
+    if everywhere.path or one.path or not ipaddress.ip_address(everywhere.host).is_unspecified:
+        return False
+    return ":" in everywhere.host or ":" not in one.host
+
+
+def check_different(wanted: Mapping[str, Address]) -> None:
+    """Raise ConfigError if one of these options would keep another from its address."""
+    for (option, address), (other, second) in combinations(wanted.items(), 2):
+        if address.overlaps(second):
+            raise ConfigError(
+                f"{option}={address} and {other}={second} are one address: give each its own"
+            )
 
 
 def check_free(wanted: Mapping[str, Address], held: Collection[Address]) -> None:

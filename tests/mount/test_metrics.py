@@ -260,6 +260,45 @@ def test_an_upgrade_to_an_address_that_is_taken_changes_nothing(mount: Mount, po
     until(port, "kvfs_takeovers_total", 0)
 
 
+def changed(kv: Mounted, command: str, option: str, fails: int = 0) -> str:
+    done = subprocess.run(
+        [*KVFS, command, kv.path, "-o", option],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == fails, done
+    return done.stderr if fails else done.stdout
+
+
+@pytest.mark.parametrize("command", ["upgrade", "remount"])
+def test_none_turns_metrics_and_page_off(mount: Mount, port: int, command: str) -> None:
+    page = free_port()
+    kv = mount(f"ram=64M,metrics={port},web={page}")
+    until(port, "kvfs_up", 1)
+    assert f"\nweb: 127.0.0.1:{page} -> none\n" in changed(kv, command, "web=none")
+    assert kv.status()["shown"].keys() == {"metrics"}
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", page))
+    assert f"\nmetrics: 127.0.0.1:{port} -> none\n" in changed(kv, command, "metrics=none")
+    assert kv.status()["shown"] == {}
+
+
+def test_page_and_metrics_at_one_address_are_refused(mount: Mount, port: int) -> None:
+    kv = mount(f"ram=64M,web={port}")
+    for command in ("upgrade", "remount"):
+        for address in (str(port), f"0.0.0.0:{port}"):
+            told = changed(kv, command, f"metrics={address}", fails=2)
+            assert "are one address: give each its own" in told
+            assert told.count("\n") == 1
+    assert kv.status()["shown"] == {"web": {"on": True, "why": ""}}
+
+
+def test_one_address_for_page_and_metrics_refuses_the_mount(tmp_path: Path, port: int) -> None:
+    assert "are one address" in refused(tmp_path, f"{port},web={port}")
+
+
 # A real Prometheus
 
 Api = Callable[..., Any]
