@@ -599,8 +599,8 @@ METRICS = (
     ),
     _space_counter("opens_unreadable", "Opens of objects whose bytes no tier has."),
     _space_counter("opened_bytes", "Bytes of the objects opened for reading.", "read_bytes"),
-    _space_counter("objects_written", "Objects written in the namespace.", "written"),
-    _space_counter("written_bytes", "Bytes of objects written in the namespace."),
+    _space_counter("objects_written", "Objects made or changed in the namespace.", "written"),
+    _space_counter("written_bytes", "Bytes that writers wrote in the namespace. See below."),
     _gauge(
         "namespace_hit_ratio_estimate",
         "What-if hit ratio from 0 to 1, by factor of the room. 1 estimates the measured ratio.",

@@ -106,7 +106,7 @@ def measure(
     for at in range(objects):
         inode = block(ledger, at, place)
         ledger.accounts.enter(inode)
-        ledger.namespaces.written(inode, 0)
+        ledger.namespaces.written(inode, 0, 1)
         if not at % 10_000:
             namespace.resize_policies(ledger.tiers.local)  # each second, on a mount
     namespace.resize_policies(ledger.tiers.local)

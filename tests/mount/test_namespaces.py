@@ -583,3 +583,28 @@ def test_namespaces_are_kept(mount: Mount, how: str) -> None:
         kv.remount()
     kv.idle()
     check_kept(kv)
+
+
+def test_only_what_a_writer_wrote_counts_as_written(kv: Mounted) -> None:
+    path = kv.path / "a" / "file"
+    ns("create", path.parent)
+    path.write_bytes(DATA)
+
+    def counted(objects: int, size: int) -> None:
+        def now() -> tuple[int, int]:
+            counters = shown(path.parent)["counters"]
+            return counters.get("written", 0), counters.get("written_bytes", 0)
+
+        wait_for(lambda: kv.status()["open_handles"] == 0, "nobody has a file open")
+        assert now() == (objects, size)
+
+    counted(1, MIB)
+    subprocess.run(["touch", path], check=True)
+    os.close(os.open(path, os.O_RDWR))
+    counted(1, MIB)
+    subprocess.run(["sh", "-c", f"echo a >> {path}"], check=True)
+    counted(2, MIB + 2)
+    os.truncate(path, MIB)
+    counted(2, MIB + 2)
+    path.write_bytes(b"new")
+    counted(3, MIB + 5)

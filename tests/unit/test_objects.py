@@ -309,6 +309,100 @@ def test_truncate_cuts_and_grows(made: World, size: int) -> None:
     run(case)
 
 
+async def nothing_written(made: World, held: OpenObject) -> None:
+    pass
+
+
+async def touched(made: World, held: OpenObject) -> None:
+    await made.objects.touch(held.inode.ino, 10**18)
+
+
+async def appended(made: World, held: OpenObject) -> None:
+    made.write(held, b"new", len(BYTES))
+
+
+async def touched_and_appended(made: World, held: OpenObject) -> None:
+    await touched(made, held)
+    await appended(made, held)
+
+
+async def overwritten(made: World, held: OpenObject) -> None:
+    made.write(held, b"new", 10)
+    os.utime(held.fd, ns=(1, 1))  # the clock of file systems may not have moved since the seal
+
+
+async def cut(made: World, held: OpenObject) -> None:
+    await made.objects.truncate(held.inode.ino, 10)
+
+
+async def grown_by_truncate(made: World, held: OpenObject) -> None:
+    await made.objects.truncate(held.inode.ino, len(BYTES) + 10)
+
+
+async def cut_and_written(made: World, held: OpenObject) -> None:
+    made.write(held, b"new", 10)
+    await cut(made, held)
+    made.write(held, b"new", 10)
+
+
+async def emptied_and_written(made: World, held: OpenObject) -> None:
+    await made.objects.truncate(held.inode.ino, 0)
+    made.write(held, b"new", 0)
+
+
+@pytest.mark.parametrize(
+    ("do", "objects", "size"),
+    [
+        (nothing_written, 0, 0),
+        (touched, 0, 0),
+        (appended, 1, 3),
+        (touched_and_appended, 1, 3),
+        (overwritten, 1, len(BYTES)),
+        (cut, 0, 0),
+        (grown_by_truncate, 0, 0),
+        (cut_and_written, 1, 3),
+        (emptied_and_written, 1, 3),
+    ],
+)
+def test_written_bytes_are_those_that_a_writer_wrote(
+    made: World,
+    do: Callable[[World, OpenObject], Awaitable[None]],
+    objects: int,
+    size: int,
+) -> None:
+    """As far as size and time of the file tell: kvfs does not see the writes."""
+
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES)
+        counters = made.ledger.namespaces.default.counters
+        assert (counters["written"], counters["written_bytes"]) == (1, len(BYTES))
+        for times in (1, 2):
+            held = await made.objects.open(inode.ino, writable=True)
+            if times == 2:
+                await nothing_written(made, held)
+            else:
+                await do(made, held)
+            await made.close(held, writable=True)
+            written = counters["written"] - 1, counters["written_bytes"] - len(BYTES)
+            assert written == (objects, size)
+        await made.check_at_rest()
+
+    run(case)
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_a_new_version_counts_as_written(made: World, size: int) -> None:
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES)
+        counters = made.ledger.namespaces.default.counters
+        held = await made.objects.open(inode.ino, writable=True, truncate=True)
+        made.write(held, b"new"[:size], 0)
+        await made.close(held, writable=True)
+        assert (counters["written"], counters["written_bytes"]) == (2, len(BYTES) + size)
+
+    run(case)
+
+
 def test_a_size_beyond_all_bounds_is_refused(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES)

@@ -51,6 +51,8 @@ class OpenObject:
     leaving: int = 0  # bytes that it still has after that, while its writer writes on
     # Size, time of change and blocks that the catalog has.
     sealed_as: tuple[int, int, int] = (-1, -1, -1)
+    # Size and time of the bytes that none of its writers wrote. A new file and version have none.
+    unwritten: tuple[int, int] = (0, -1)
     closed_at: float = -math.inf  # trio's s: a writer was told that its close went well
     expected: int = 0  # bytes that it is thought to take in the end; 0: not known
     guess: int = 0  # bytes of RAM instead, for a block of unknown size: no quota counts them
@@ -142,6 +144,19 @@ class OpenObject:
     def content(self) -> tuple[int, int, int]:
         """Size, time of change and blocks, as they were measured last: compare `sealed_as`."""
         return self.inode.size, self.inode.backing_mtime_ns, self.inode.blocks
+
+    @property
+    def changed(self) -> bool:
+        """Whether its writers have changed the file, as it was measured last."""
+        return self.content[:2] != self.unwritten
+
+    @property
+    def written(self) -> int:
+        """Bytes that its writers wrote: the growth of a file that grew, else all of its bytes."""
+        size, before = self.inode.size, self.unwritten[0]
+        if not self.changed:
+            return 0
+        return size - before if size > before else size
 
     @property
     def measured(self) -> int:

@@ -252,19 +252,20 @@ class Namespaces:
         """Count an object that left the local tiers: `dropped_REASON`, or `spilled`."""
         self.of(inode).counters[how] += 1
 
-    def written(self, inode: Inode, charged: int) -> None:
+    def written(self, inode: Inode, charged: int, size: int | None) -> None:
         """Count a complete object, whose writer has waited for `charged` bytes of it.
 
         The other bytes are charged to the mount now. They came by a mapping, or from writers that
-        closed the file together.
+        closed the file together. size: bytes that its writers wrote; None: they did not change it.
         """
         self.show_opens()
         found = self.of(inode)
-        found.counters["written"] += 1
-        found.counters["written_bytes"] += inode.size
+        if size is not None:
+            found.counters["written"] += 1
+            found.counters["written_bytes"] += size
         if not self.places.lacks_key(inode):  # else its rename shows it
             found.stored(inode)
-        if self.access_log.on:
+        if self.access_log.on and size is not None:
             self.access_log.written(inode)
         if self.shares is not None:
             self.shares.total.charge(max(0, inode.data - charged))

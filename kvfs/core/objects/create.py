@@ -282,6 +282,7 @@ class Creation:
             with self.catalog.batch() as batch:
                 self.restage(inode, inode.version, tier, batch, keep=True)
         held.accounted = False
+        held.unwritten = held.content[:2]
         held.reserve(tier.cost(inode.blocks))
         ledger.table.stage(held)
 

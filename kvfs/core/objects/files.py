@@ -128,10 +128,16 @@ class BackingFiles:
                 inode.ctime_ns = max(inode.ctime_ns, found.st_mtime_ns)
 
     async def set_size(self, held: OpenObject, size: int) -> None:
+        """Set the size of the file of a writer. That alone counts as no written bytes."""
+        self.measure(held)
+        changed = held.changed
         try:
             await self.on_file(held, "truncate", partial(_truncate, size=size))
         except OSError as error:
             raise self.failed("truncate", held, error) from error
+        self.measure(held)
+        before, at = held.unwritten
+        held.unwritten = (min(before, size), at) if changed else held.content[:2]
 
     @staticmethod
     def failed(verb: str, held: OpenObject, error: OSError) -> KvfsError:

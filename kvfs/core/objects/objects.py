@@ -333,9 +333,11 @@ class Objects:
         held.writers += 1
         try:
             self.files.measure(held)
-            times = (held.inode.atime_ns, mtime_ns)
+            changed, times = held.changed, (held.inode.atime_ns, mtime_ns)
             await self.files.on_file(held, "utime", partial(os.utime, ns=times))
             held.inode.backing_mtime_ns = os.fstat(held.fd).st_mtime_ns
+            if not changed:
+                held.unwritten = held.content[:2]
         except OSError as error:
             raise self.files.failed("utime", held, error) from error
         finally:

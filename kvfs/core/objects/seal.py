@@ -266,7 +266,7 @@ class Sealing:
         held.accounted = True
         ledger.table.unstage(held)  # or its namespace's quota would count it twice
         ledger.misses.written(inode)
-        ledger.namespaces.written(inode, held.charged)
+        ledger.namespaces.written(inode, held.charged, held.written if held.changed else None)
         held.charged = 0
         if held.tier is ledger.tiers.nvme:
             self.verify(inode)
