@@ -1205,6 +1205,7 @@ def test_what_if_counts_for_the_room_that_there_is(tmp_path: Path) -> None:
             return found
 
         cycle(14, 500)
+        assert told() == {}, "the room is not measured yet"
         for number in range(4):
             await made.make_file(in_ram(made, b"a/%d" % number), bytes(MIB))
         space.resize_policies(made.tiers)

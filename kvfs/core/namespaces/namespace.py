@@ -189,6 +189,7 @@ class Namespace:
     def describe(self) -> dict[str, Any]:
         """The contents and the results of its opens, for people, in bytes and counts."""
         self.accesses.count()
+        answers = self.would_be.answers() if self._counted_with else {}
         return {
             "settings": self.settings.to_text(),
             "bytes": self.bytes,
@@ -203,7 +204,7 @@ class Namespace:
             "opens": {"count": self.opens_timed, "sum_s": round(self.open_seconds, 6)},
             "following": self.winner,
             "capacity_objects": self.would_be.capacity,
-            "hit_ratio_at": {f"{at:g}": share for at, share in self.would_be.answers().items()},
+            "hit_ratio_at": {f"{at:g}": share for at, share in answers.items()},
         }
 
     def came(self, inode: Inode) -> None:
