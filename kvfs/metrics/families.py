@@ -433,7 +433,10 @@ METRICS = (
         "tier_reserved_bytes", "Bytes reserved in the tier for files that are being written."
     ),
     _tier_gauge("tier_objects", "Copies of objects in the tier."),
-    _tier_counter("tier_hits", "Opens that the tier served, of objects that were not open yet."),
+    _tier_counter(
+        "tier_hits",
+        "Opens for reading that the tier served, also of objects that were open already.",
+    ),
     _gauge(
         "tier_state", "1 for the current state of the tier, else 0.", _states, ("tier", "state")
     ),

@@ -196,6 +196,7 @@ def test_each_open_counts_while_others_have_it_open(mount: Mount) -> None:
     closed(kv)
     with path.open("rb"), path.open("rb"), path.open("rb"):
         assert hits(kv) == 3
+        assert request(kv.path, "stat", path="engine/block")["heat"]["opens"] == 1
     assert sum(tier["hits"] for tier in kv.status()["tiers"].values()) == 3
 
 
