@@ -179,6 +179,9 @@ def _evicted(found: JobProgress, *, drop: bool, dry: bool) -> str:
     elif drop:  # perhaps the mount has no bucket
         parts = [f"{dropped} of {files} files {lost} dropped"]
     where = "in memory" if to == "nvme" else "in local tiers"
+    if found["already"]:
+        tiers = "ram" if to == "nvme" else "local tiers"
+        parts.append(f"{found['already']} of {files} files are not in {tiers} already")
     return f"{', '.join(parts)}; {human(found['freed_bytes'])} {free} free {where}"
 
 

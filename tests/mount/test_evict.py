@@ -56,6 +56,11 @@ def test_memory_is_left_for_nvme(kv: Mounted) -> None:
         found = json.loads(done.stdout)
         assert (found["evicted"], found["refused"], found["dropped"]) == (7, 1, 0)
         assert found["freed_bytes"] >= sum(len(files[path]) for path in free)
+        for dry, told in (("--dry-run", "would go"), ("--to=nvme", "have gone")):
+            done = run("evict", kv.path / "n", dry)
+            gone = f"0 of 8 files {told} to nvme, 7 of 8 files are not in ram already;"
+            assert gone in done.stdout
+            assert done.stderr == "kvfs: 1 of 8 files stay: open (1)\n"
     assert {tier(path) for path in free} == {"nvme"}
     kv.check_gauges()
     kv.check_accounts()
