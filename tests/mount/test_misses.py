@@ -153,7 +153,7 @@ def test_views_agree_with_the_access_log(mount: Mount, tmp_path: Path) -> None:
     assert shown()["misses"] == 37
     assert abs(shown()["would_be"]["1"] - 0.9822) <= NEAR
     top = subprocess.check_output(
-        [*KVFS, "top", str(kv.path), "--once"], text=True, env=os.environ | {"COLUMNS": "140"}
+        [*KVFS, "top", str(kv.path), "--once"], text=True, env=os.environ | {"COLUMNS": "160"}
     )
     line = next(one for one in top.splitlines() if one.startswith("engine"))
     assert re.search(r" 37 +- +98\.2% +98\.[0-9]%", line), top

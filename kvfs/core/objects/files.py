@@ -129,15 +129,14 @@ class BackingFiles:
 
     async def set_size(self, held: OpenObject, size: int) -> None:
         """Set the size of the file of a writer. That alone counts as no written bytes."""
-        self.measure(held)
-        changed = held.changed
         try:
+            # Not `measure`: the accounts know the record as it is.
+            changed = _content(held.fd) != held.unwritten
             await self.on_file(held, "truncate", partial(_truncate, size=size))
+            before, at = held.unwritten
+            held.unwritten = (min(before, size), at) if changed else _content(held.fd)
         except OSError as error:
             raise self.failed("truncate", held, error) from error
-        self.measure(held)
-        before, at = held.unwritten
-        held.unwritten = (min(before, size), at) if changed else held.content[:2]
 
     @staticmethod
     def failed(verb: str, held: OpenObject, error: OSError) -> KvfsError:
@@ -156,6 +155,12 @@ class BackingFiles:
 def _has_gaps(fd: int) -> bool:
     found = os.fstat(fd)
     return found.st_blocks * 512 < found.st_size
+
+
+def _content(fd: int) -> tuple[int, int]:
+    """The size of a file and the time of its last change: compare `OpenObject.unwritten`."""
+    found = os.fstat(fd)
+    return found.st_size, found.st_mtime_ns
 
 
 def _truncate(fd: int, size: int) -> None:
