@@ -35,7 +35,7 @@ def check_mountpoint(mountpoint: Path) -> None:
         cure = "give another directory"
         if mount.fstype == runtime.FSTYPE:
             cure = (
-                f"if it answers '{os.strerror(errno.ENOTCONN)}', its daemon has died: "
+                f"unmount it first, also if it answers '{os.strerror(errno.ENOTCONN)}': "
                 f"kvfs umount {mountpoint}"
             )
         raise ConfigError(f"{mountpoint} is already a mount point ({mount.fstype}); {cure}")

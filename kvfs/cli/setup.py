@@ -156,7 +156,7 @@ class _System:
             options.parent.mkdir(parents=True, exist_ok=True)
             options.touch(mode=0o600)
             options.write_text((shared_files() / "mount/systemd/kvfs.conf.sample").read_text())
-            click.echo(f"now put your options into {printable(options)}")
+            click.echo(f"wrote {printable(options)}: put your options there")
         self._at(str(point)).mkdir(parents=True, exist_ok=True)
         unit = f"kvfs@{runtime.escape(point)}.service"
         click.echo(f"then: systemctl enable --now '{printable(unit)}'")

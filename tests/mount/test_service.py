@@ -166,3 +166,19 @@ def test_umount_by_hand_stops_the_service(service: Service) -> None:
     service.systemd.run("env", f"PYTHONPATH={ROOT}", KVFS, "umount", service.path)
     wait_for(lambda: service.show("ActiveState") == "inactive", "the service has ended")
     assert (service.show("Result"), service.show("NRestarts")) == ("success", "0")
+
+
+def test_a_start_over_a_mount_by_hand_leaves_it_alone(service: Service) -> None:
+    """The keeper refuses the mount point, and nothing is detached after it."""
+    systemd = service.systemd
+    systemd.systemctl("stop", service.unit)
+    by_hand = ("env", f"PYTHONPATH={ROOT}", KVFS, "mount", "-o", service.options, service.path)
+    systemd.run(*by_hand)
+    keeper = service.status()["keeper_pid"]
+    systemd.run("sh", "-c", f"echo kept >{service.path}/a")
+    systemd.systemctl("start", service.unit, check=False)
+    wait_for(lambda: service.show("NRestarts") != "0", "the start was refused and tried again")
+    systemd.systemctl("stop", service.unit, check=False)
+    assert service.status()["keeper_pid"] == keeper
+    assert systemd.run("cat", service.path / "a") == "kept"
+    systemd.run("env", f"PYTHONPATH={ROOT}", KVFS, "umount", service.path)
