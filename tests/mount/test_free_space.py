@@ -314,6 +314,16 @@ def test_open_files_of_a_quota_are_no_room(mount: Mount) -> None:
     wait_for(lambda: near(free(space), 8 * MIB), "the files are closed")
 
 
+def test_a_refusal_by_the_expected_size_says_so(mount: Mount) -> None:
+    """df has room for the file, but the earlier files of its kind were larger."""
+    kv = mount("ram=64M")
+    space = namespace(kv, "same", quota_hard="20M", pin="on")
+    assert write(space, 2, 8 * MIB) == 16 * MIB
+    with pytest.raises(OSError, match="Disk quota exceeded"):
+        (space / "small").write_bytes(b"content")
+    assert "a new file is expected to take 8.0 MiB, as earlier ones of its kind" in lines(kv)[0]
+
+
 def test_unlinked_files_that_are_open_are_no_room(mount: Mount) -> None:
     kv = mount("ram=64M")
     space = namespace(kv, "gone")

@@ -87,17 +87,18 @@ class Quota:
         later = namespace.counted + coming + max(expected, wanted)
         lacks = later > settings.quota_hard > 0
         if expected and lacks and not self._may_give(namespace):
-            raise self._used_up(namespace)
+            raise self._used_up(namespace, expected)
         return True
 
-    def _used_up(self, namespace: Namespace) -> QuotaError:
+    def _used_up(self, namespace: Namespace, expected: int = 0) -> QuotaError:
+        """expected: bytes that the new file is thought to take, if that is the reason."""
         settings = namespace.settings
         quotas = [format_size(settings.quota_hard)] if settings.quota_hard else []
         quotas += [f"{settings.quota_objects} objects"] if settings.quota_objects else []
         return QuotaError(
             f"namespace {self._name(namespace)} has {namespace.objects} objects of "
-            f"{human(namespace.bytes)}, {_mapped(namespace)}its quota is {' and '.join(quotas)}, "
-            "and nothing more may be dropped"
+            f"{human(namespace.bytes)}{_writing(namespace)}, {_mapped(namespace)}its quota is "
+            f"{' and '.join(quotas)}, and nothing more may be dropped{_guessed(expected)}"
         )
 
     def follow(self, namespace: Namespace) -> bool:
@@ -190,6 +191,16 @@ class Quota:
 
     def _name(self, namespace: Namespace) -> str:
         return self.ledger.namespaces.name(namespace.ino)
+
+
+def _writing(namespace: Namespace) -> str:
+    return f" and writes {human(namespace.staged)}" if namespace.staged else ""
+
+
+def _guessed(expected: int) -> str:
+    if not expected:
+        return ""
+    return f"; a new file is expected to take {human(expected)}, as earlier ones of its kind"
 
 
 def _mapped(namespace: Namespace) -> str:

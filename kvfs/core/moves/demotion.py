@@ -139,8 +139,8 @@ class Demotion:
                 }
                 if all_goes or not self.next():
                     self.breaker.pause(
-                        f"nothing is demoted: the NVMe tier has no room for {cost} bytes; unpin "
-                        "files, or give a larger nvme_size=",
+                        f"nothing is demoted: the NVMe tier has no room for {cost} bytes; let kvfs "
+                        "evict more there (eviction=never, pins), or give a larger nvme_size=",
                         counts=all_goes,
                     )
                 return
