@@ -314,14 +314,21 @@ def test_open_files_of_a_quota_are_no_room(mount: Mount) -> None:
     wait_for(lambda: near(free(space), 8 * MIB), "the files are closed")
 
 
-def test_a_refusal_by_the_expected_size_says_so(mount: Mount) -> None:
-    """df has room for the file, but the earlier files of its kind were larger."""
+def test_a_block_is_refused_by_its_expected_size_and_another_file_is_not(mount: Mount) -> None:
+    """The blocks of a model have one size. df has room for smaller files, and they get it."""
     kv = mount("ram=64M")
-    space = namespace(kv, "same", quota_hard="20M", pin="on")
-    assert write(space, 2, 8 * MIB) == 16 * MIB
+    space = namespace(kv, "same", quota_hard="26M", pin="on")
+    for number in range(2):
+        (space / f"model@1@0@{number:x}@half.data").write_bytes(b"x" * 8 * MIB)
+    assert write(space, 1, 6 * MIB, prefix="other-") == 6 * MIB
+    kv.idle()
+    assert free(space) == 4 * MIB
     with pytest.raises(OSError, match="Disk quota exceeded"):
-        (space / "small").write_bytes(b"content")
+        (space / "model@1@0@2@half.data").write_bytes(b"content")
     assert "a new file is expected to take 8.0 MiB, as earlier ones of its kind" in lines(kv)[0]
+    assert write(space, 1, 4 * MIB, prefix="more-") == 4 * MIB
+    kv.idle()
+    assert free(space) == 0
 
 
 def test_unlinked_files_that_are_open_are_no_room(mount: Mount) -> None:

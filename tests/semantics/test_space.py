@@ -220,8 +220,12 @@ def test_eviction_waits_until_room_is_needed(mount: Mount, suffix: str, mode: st
     space = kv.path / "quota"
     space.mkdir()
     os.setxattr(space, "user.kvfs.quota_hard", b"4M")
-    (space / "a.kv").write_bytes(b"z" * 3 * M)
-    (space / "a.kv").unlink()
-    kv.check_accounts()  # until the kernel forgets a.kv, kvfs may free its room for another file
-    with opened(space / "b.kv", os.O_CREAT | os.O_WRONLY), refused(errno.EDQUOT):
-        os.open(space / "c.kv", os.O_CREAT | os.O_WRONLY)
+    block = "model@1@0@{}@half.data".format
+    for name in (block("a"), "a.kv"):
+        (space / name).write_bytes(b"z" * 3 * M)
+        (space / name).unlink()
+    kv.check_accounts()  # until the kernel forgets them, kvfs may free their room for another
+    with opened(space / block("b"), os.O_CREAT | os.O_WRONLY):
+        with refused(errno.EDQUOT):
+            os.open(space / block("c"), os.O_CREAT | os.O_WRONLY)
+        (space / "c.kv").write_bytes(b"z" * M)

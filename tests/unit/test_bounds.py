@@ -18,6 +18,7 @@ from tests.semantics.syscalls import opened
 from tests.unit.world import World, world
 
 M = 1 << 20
+BLOCKS = [b"model@1@0@%x@half.data" % number for number in range(2)]  # one kind
 
 
 def limit(made: World, **settings: str) -> None:
@@ -112,7 +113,7 @@ def test_a_file_that_is_just_closed_is_waited_for(tmp_path: Path, *, gone: bool)
 
     async def case(made: World) -> None:
         limit(made, quota_hard="4M")
-        made.expect(b"b", 3 * M)
+        made.expect(BLOCKS[0], 3 * M)
         held = await made.create(b"a", b"x" * 3 * M)
         made.objects.sealing.flush(held, writable=True)
         if gone:
@@ -120,7 +121,7 @@ def test_a_file_that_is_just_closed_is_waited_for(tmp_path: Path, *, gone: bool)
         found: list[OpenObject] = []
 
         async def create() -> None:
-            found.append(await made.create(b"b"))
+            found.append(await made.create(BLOCKS[0]))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(create)
@@ -136,13 +137,13 @@ def test_a_file_that_is_just_closed_is_waited_for(tmp_path: Path, *, gone: bool)
 def test_a_file_that_stays_open_is_not_waited_for(tmp_path: Path) -> None:
     async def case(made: World) -> None:
         limit(made, quota_hard="4M")
-        made.expect(b"b", 3 * M)
+        made.expect(BLOCKS[0], 3 * M)
         held = await made.create(b"a", b"x" * 3 * M)
         for flushed in (False, True):
             if flushed:  # of a second descriptor of it
                 made.objects.sealing.flush(held, writable=True)
             with pytest.raises((QuotaError, NoSpaceError)):
-                await made.create(b"b")
+                await made.create(BLOCKS[0])
         await made.objects.sealing.release(held, writable=True)
 
     with world(tmp_path) as made:
@@ -307,13 +308,13 @@ def test_room_of_a_forgotten_inode_is_given_once(tmp_path: Path) -> None:
 
     async def case(made: World) -> None:
         limit(made, quota_hard="4M")
-        made.expect(b"a", 3 * M)
+        made.expect(BLOCKS[0], 3 * M)
         inode = await made.store(b"a", b"x" * 3 * M)
         made.tree.unlink(1, b"a")
         made.ledger.removals.forgotten(inode.ino)
-        held = await made.create(b"b")
+        held = await made.create(BLOCKS[0])
         with pytest.raises(QuotaError):
-            await made.create(b"c")
+            await made.create(BLOCKS[1])
         assert made.ledger.namespaces.default.unlinked == 0
         await made.close(held, writable=True)
 

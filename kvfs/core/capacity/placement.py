@@ -13,7 +13,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.capacity.backpressure import Backpressure
-from kvfs.core.capacity.quota import AT_ONCE, Quota
+from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.refusals import Refusals
 from kvfs.core.capacity.room import Room
 from kvfs.core.capacity.sizes import (
@@ -124,7 +124,8 @@ class Placement:
         if more > namespace.settings.quota_hard:  # the expectation is wrong, or the file cannot fit
             more = 0
         deadline = trio.current_time() + ledger.tiers.bucket.wait
-        await self._make_quota(namespace, more, 0 if replaces else 1, deadline)
+        expects = more if expected.block else 0  # other files of one kind differ in size
+        await self._make_quota(namespace, more, expects, 0 if replaces else 1, deadline)
         tiers = [tier for tier in ledger.tiers.local if namespace.takes(tier)]
         if not tiers:
             raise self._homeless(namespace)
@@ -170,16 +171,17 @@ class Placement:
         return self.room.reserve_for_file(ram, wanted, namespace)
 
     async def _make_quota(
-        self, namespace: Namespace, more: int, objects: int, deadline: float
+        self, namespace: Namespace, more: int, expected: int, objects: int, deadline: float
     ) -> None:
         """Make room in a namespace's quotas for `more` bytes and `objects` objects.
 
-        Waits for uploads until `deadline`, in trio's seconds. Raises QuotaError.
+        expected: see `Quota.keep`. Waits for uploads until `deadline`, in trio's seconds.
+        Raises QuotaError.
         """
         while True:
             try:
                 while not self.quota.keep(
-                    namespace, min(more, Tier.cost(0)), objects=objects, expected=more, most=AT_ONCE
+                    namespace, min(more, Tier.cost(0)), objects=objects, expected=expected
                 ):
                     await trio.lowlevel.checkpoint()
             except QuotaError:

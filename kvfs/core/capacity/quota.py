@@ -1,10 +1,10 @@
 """Hard quotas: kvfs drops objects of a namespace beyond its quota, or refuses new ones.
 
 Contract: these bytes count: of sealed objects, of files that are being written as far as they have
-come, and of files without a name (`Unlinked`). For a new file its expected bytes count as well, and
-those of the files that are being written. Room is made from the namespace's own objects only, a few
-groups at a time. Between two such steps a caller with many groups to drop lets other tasks run, and
-then all bytes are counted again. Files without a name that no process has open go first.
+come, and of files without a name (`Unlinked`). For a new block its expected bytes count as well,
+and those of the files that are being written. Room is made from the namespace's own objects only, a
+few groups at a time. Between two such steps a caller with many groups to drop lets other tasks run,
+and then all bytes are counted again. Files without a name that no process has open go first.
 Not for soft quotas, which are a namespace's urgency (`Namespace.urgency`); nor for the room of
 tiers (`Room`).
 """
@@ -42,13 +42,12 @@ class Quota:
         *,
         objects: int = 0,
         expected: int = 0,
-        most: int = AT_ONCE,
     ) -> bool:
         """Drop groups of a namespace until its hard quotas allow so much more of it.
 
-        wanted, objects: the bytes and objects that are to come now. most: the groups to drop in
-        this call. expected: the bytes that the file may come to have. No object goes for those, but
-        there must be one that may go.
+        wanted, objects: the bytes and objects that are to come now.
+        expected: the bytes that the file may come to have. No object goes for those, but there
+        must be one that may go.
         Returns whether the quotas allow it by now. Raises QuotaError if no object of the namespace
         may go, or if dropping would be in vain.
         """
@@ -74,7 +73,7 @@ class Quota:
                 if held.expected <= settings.quota_hard:
                     coming += max(0, held.expected - held.staged)
         count += objects
-        for _ in range(most):
+        for _ in range(AT_ONCE):
             if not (
                 0 < settings.quota_hard < namespace.counted + wanted
                 or 0 < settings.quota_objects < namespace.objects + count
