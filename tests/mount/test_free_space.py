@@ -258,6 +258,24 @@ def test_what_others_need_not_give_is_no_room_for_one_file_either(mount: Mount) 
     assert len(list((kv.path / "others").iterdir())) == 15
 
 
+def test_one_file_gets_the_room_of_one_tier(mount: Mount) -> None:
+    """And several files get all that is shown."""
+    kv = mount(BOTH)
+    space = namespace(kv, "large", eviction="never")
+    shown = free(space)
+    assert near(shown, (60 + 192) * MIB)
+    kv.expect_log("'large/one' is cut off")
+    assert not write_one(space / "one", 200 * MIB)
+    line = next(line for line in kv.log.read_text().splitlines() if "is cut off" in line)
+    assert "nvme has 201326592: it needs a larger tier" in line
+    kv.idle()
+    assert write_one(space / "one", 180 * MIB)
+    kv.idle()
+    assert near(free(space), shown - 180 * MIB)
+    kv.allow_log(FULL)
+    check_fill(kv, space)
+
+
 def test_a_namespace_with_its_share_gets_its_own_bytes(mount: Mount) -> None:
     kv = mount("ram=64M")
     write(namespace(kv, "others"), 20, MIB)

@@ -243,7 +243,8 @@ class Placement:
     def _order(self, tiers: list[Tier], expected: Expectation) -> list[Tier]:
         """The tiers in the order in which a new file asks them for room."""
         if expected.size is not None:
-            return tiers
+            fits = expected.size + self.room.headroom <= self.ram.capacity
+            return tiers if fits else tiers[::-1]
         if 0 < expected.guess <= self.ram.capacity // GUESS_PART:
             guesses = sum(held.guess for held in self.ledger.table.staging.values())
             if guesses + expected.guess <= self.ram.capacity // GUESSES_PART:
