@@ -277,6 +277,6 @@ def test_what_if_of_a_small_quota_agrees_with_the_measured_ratio(mount: Mount, n
     while not (ratios := told()):
         cycle(1)
     assert opens >= 400
-    assert hits(kv) == 0
+    assert hits(kv) / opens == pytest.approx(0, abs=0.01)
     assert ratios["1"] == pytest.approx(0, abs=NEAR)
     assert ratios["2"] == pytest.approx(1, abs=0.1)

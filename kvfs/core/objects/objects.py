@@ -123,8 +123,12 @@ class Objects:
         """Refuse an open whose copy was given up: the kernel takes no other while handles have it.
 
         Raises NotFoundError, a miss; InUseError for a writer: the bytes must not become new ones.
+        StaleError for a writer if the object has lost its names: the kernel looks up the name
+        again, which it may not have forgotten yet, and makes a new file.
         """
         what = self.catalog.named(held.inode.ino)
+        if writable and not held.inode.links:
+            raise StaleError(f"{what}: its damaged copy is open, and its names are gone")
         if writable:
             raise InUseError(f"{what}: its damaged copy is open")
         self.copies.missed(held.inode)
