@@ -155,6 +155,12 @@ def runtime_dir(mountpoint: Path) -> Path:
     return Path(f"/tmp/kvfs-{os.geteuid()}", escape(mountpoint))  # noqa: S108 - see make_private
 
 
+def runtime_dirs() -> list[Path]:
+    """Return the runtime directories of this user's mounts, and of those that died."""
+    parent = runtime_dir(Path("/")).parent
+    return sorted(parent.iterdir()) if parent.is_dir() else []
+
+
 def socket_path(mountpoint: Path) -> Path:
     """Return the socket on which the daemon behind this mount point listens."""
     return runtime_dir(mountpoint) / "control.sock"

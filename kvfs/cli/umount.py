@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from kvfs import mounts, runtime
-from kvfs.cli import mountpoint_argument, users
+from kvfs.cli import kvfs_mount, mountpoint_argument, users
 from kvfs.cli.screen import moving
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -88,7 +88,7 @@ def _is_mounted(mountpoint: Path, *, now: bool) -> bool:
     Raises ConfigError if there is no kvfs.
     """
     try:
-        runtime.kvfs_mount(mountpoint)
+        kvfs_mount(mountpoint)
     except ConfigError:
         if not now or not runtime.keeper_path(mountpoint).exists():
             raise

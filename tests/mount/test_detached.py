@@ -1,11 +1,15 @@
 """A mount that was detached while programs had files open: it is told, and nothing is lost."""
 
+import json
 import os
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from kvfs import mounts
+from kvfs.control import request
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, alive, wait_for
 
@@ -58,3 +62,46 @@ def test_a_file_that_an_abort_cuts_off_is_lost_with_a_warning(kv: Mounted) -> No
     kv.mount()
     assert os.listdir(kv.path) == ["sealed"]
     assert (kv.path / "sealed").read_bytes() == b"s" * MIB
+
+
+def run(*words: str | Path) -> "subprocess.CompletedProcess[str]":
+    command = [*KVFS, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_detached_mount_is_told_by_all_that_show_mounts(kv: Mounted, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pid, keeper = kv.pid, kv.keeper
+    assert kv.status()["state"] == "mounted"
+    with (kv.path / "file").open("wb", buffering=0) as file:
+        file.write(b"content")
+        assert run("umount", "--lazy", kv.path).returncode == 0
+        assert request(kv.path, "status")["state"] == "detached"
+        [one] = [
+            one
+            for one in json.loads(run("mounts", "--json").stdout)
+            if one["mountpoint"] == str(kv.path)
+        ]
+        assert (one["state"], one["daemon_pid"], one["problem"]) == ("detached", pid, "")
+        listed = run("mounts").stdout
+        again = f"nvme={tmp_path}/nvme,nvme_size=256M"
+        refusals = [
+            run("status", kv.path),
+            run("top", "--once", kv.path),
+            run("umount", kv.path),
+            run("mount", kv.path, "-o", f"ram=64M,{again}"),
+            run("mount", elsewhere, "-o", f"ram=64M,{again}"),
+        ]
+    assert re.search(rf"^ *{kv.path} +detached +{pid} ", listed, re.MULTILINE), listed
+    for told in (listed, one["why"], *(done.stderr for done in refusals)):
+        assert f"{kv.path} was detached, and its kvfs (process {keeper}) serves it until" in told
+        assert "end the processes that use it" in told
+        assert f"({os.getpid()})" in told
+    assert [done.returncode for done in refusals] == [2] * len(refusals)
+    assert f"nvme={tmp_path}/nvme is in use by a detached mount" in refusals[-1].stderr
+    wait_for(lambda: not alive(keeper), "the keeper ends with the last close")
+    assert str(kv.path) not in run("mounts").stdout
+    assert f"{kv.path} is not a mount point" in run("status", kv.path).stderr
+    kv.mount()
+    assert (kv.path / "file").read_bytes() == b"content"
