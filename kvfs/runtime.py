@@ -37,6 +37,7 @@ class MountEntry(NamedTuple):
     number: int = 0
     flags: tuple[str, ...] = ()
     device: str = ""  # of the file system: MAJOR:MINOR, the same in all mount namespaces
+    parent: int = 0  # the number of the mount below it
 
     @property
     def owner(self) -> str:
@@ -64,8 +65,10 @@ def mounts_of(process: Path) -> list[MountEntry]:
         fields, rest = before.split(" "), after.split(" ")
         root, path = (_OCTAL.sub(lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
         flags, options = (tuple(text.split(",")) for text in (fields[5], rest[2]))
-        number, device = int(fields[0]), fields[2]
-        found.append(MountEntry(root, path, rest[0], rest[1], options, number, flags, device))
+        number, parent, device = int(fields[0]), int(fields[1]), fields[2]
+        found.append(
+            MountEntry(root, path, rest[0], rest[1], options, number, flags, device, parent)
+        )
     return found
 
 
@@ -150,6 +153,12 @@ def runtime_dir(mountpoint: Path) -> Path:
     if given := os.environ.get("XDG_RUNTIME_DIR"):
         return Path(given, "kvfs", escape(mountpoint))
     return Path(f"/tmp/kvfs-{os.geteuid()}", escape(mountpoint))  # noqa: S108 - see make_private
+
+
+def runtime_dirs() -> list[Path]:
+    """Return the runtime directories of this user's mounts, and of those that died."""
+    parent = runtime_dir(Path("/")).parent
+    return sorted(parent.iterdir()) if parent.is_dir() else []
 
 
 def socket_path(mountpoint: Path) -> Path:

@@ -155,7 +155,7 @@ def _mounted(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
     if value is not None:
         path = _canonical(_ctx, _param, value)
         around = None if runtime.mount_at(path) else runtime.kvfs_holding(path)
-        return Path(around.path if around else runtime.kvfs_mount(path).path)
+        return Path(around.path if around else kvfs_mount(path).path)
     found = kvfs_mounts()
     if len(found) != 1:
         raise click.BadParameter(
@@ -204,6 +204,18 @@ def is_kvfs(path: Path) -> bool:
     """Return whether `path` is a mount point of kvfs."""
     mount = runtime.mount_at(path)
     return mount is not None and mount.fstype == runtime.FSTYPE
+
+
+def kvfs_mount(path: Path) -> runtime.MountEntry:
+    """Return the kvfs mount at this canonical path. ConfigError says what is there instead."""
+    from kvfs.cli import detached  # noqa: PLC0415 (it needs this module)
+
+    try:
+        return runtime.kvfs_mount(path)
+    except ConfigError as error:
+        if found := detached.at(path):
+            raise found.refusal() from error
+        raise
 
 
 def kvfs_mounts() -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import runtime
-from kvfs.cli import completion, engine_loop, give, human, json_option, mounted_argument
+from kvfs.cli import completion, engine_loop, give, human, json_option, kvfs_mount, mounted_argument
 from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError, KvfsError
@@ -86,7 +86,7 @@ def command(mountpoint: Path, *, against: Path, as_json: bool) -> None:
 
     This takes some seconds and at most half of the free space. kvfs drops nothing for it.
     """
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     status = request(mountpoint, "status")
     for left in _left(mountpoint):
         request(mountpoint, "ns_drop", name=left.name, again=True)

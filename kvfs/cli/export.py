@@ -10,8 +10,8 @@ from uuid import UUID
 
 import click
 
-from kvfs import own_files, runtime
-from kvfs.cli import mountpoint_argument, printable, unwritten
+from kvfs import own_files
+from kvfs.cli import kvfs_mount, mountpoint_argument, printable, unwritten
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError
 from kvfs.nfs.export import (
@@ -145,7 +145,7 @@ def _stop(mountpoint: Path, *, knfsd: bool) -> None:
 
 def _fsid(mountpoint: Path) -> UUID:
     """Return the fsid of a mount that an NFS server may serve. Raises ConfigError."""
-    mount = runtime.kvfs_mount(mountpoint)
+    mount = kvfs_mount(mountpoint)
     if "allow_other" not in mount.super_options:
         raise ConfigError(
             f"{mountpoint} is for one user only, because it was mounted without allow_other: "

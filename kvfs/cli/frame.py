@@ -110,6 +110,9 @@ class TopFrame(NamedTuple):
             lines.append(
                 Text(line(said).plain, style="bold red", no_wrap=True, overflow="ellipsis")
             )
+        elif status.get("state") == "detached":  # an earlier daemon has none
+            text = "the mount is detached: its daemon ends after the last close of a file"
+            lines.append(Text(text, style="red"))
         elif not status["keeper_pid"]:
             lines.append(Text("the keeper is dead: the mount ends with its daemon", style="red"))
         if view.keys:

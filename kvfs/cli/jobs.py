@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import click
 from rich.progress import Progress
 
-from kvfs import runtime
 from kvfs.cli import (
     completion,
     give,
     human,
     json_option,
+    kvfs_mount,
     mounted_argument,
     mountpoint_argument,
     on_mount,
@@ -262,7 +262,7 @@ def import_command(mountpoint: Path, paths: tuple[str, ...]) -> None:
 
     A PATH below MOUNTPOINT, or relative to it, limits the command. Known objects are skipped.
     """
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     request(mountpoint, "import", paths=[_below(mountpoint, path) for path in paths])
     with progress() as bar:
         task = bar.add_task("names", total=None)
@@ -299,7 +299,7 @@ def _below(mountpoint: Path, path: str) -> str:
 @click.option("--wait", is_flag=True, help="Return when the bucket has all objects.")
 def flush_command(mountpoint: Path, *, wait: bool) -> None:
     """Upload at once all objects that the bucket lacks."""
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     found = request(mountpoint, "flush")
     if not wait:
         click.echo(

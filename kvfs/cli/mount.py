@@ -17,7 +17,8 @@ from typing import IO, Any, NoReturn
 import click
 
 from kvfs import runtime
-from kvfs.cli import completion, human, mountpoint_argument, printable, users
+from kvfs.cli import completion, human, mountpoint_argument, printable
+from kvfs.cli.detached import Detached, detached
 from kvfs.config import FLAGS, OPTIONS, Config, option_words
 from kvfs.control import request, request_keeper
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -99,6 +100,8 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     config = Config.from_options(mountpoint, ",".join(options))
     config.check()
     _check_ended(mountpoint)
+    if config.nvme is not None:
+        _check_unused(config.nvme)
     fresh = "" if config.nvme is None or config.nvme.exists() else printable(config.nvme)
     if foreground:
         if fresh:
@@ -140,23 +143,14 @@ def _check_ended(mountpoint: Path) -> None:
             f"{mountpoint} was unmounted, and its kvfs (process {keeper}) has not saved all "
             f"objects of RAM in {EXIT_S:.0f} s: see the log, and mount again when it has ended"
         )
-    if stop := users.end_of_export(mountpoint):
-        raise ConfigError(
-            f"{mountpoint} was detached while it was exported, and its kvfs (process {keeper}) "
-            f"serves it until the export ends; end it first: {stop}"
-        )
-    files, copies = users.of_detached(), users.of_copies(mountpoint)
-    if copies and not files:
-        raise ConfigError(
-            f"{mountpoint} was unmounted here, and its kvfs (process {keeper}) serves other mount "
-            f"namespaces, with {copies}: unmount it there, and mount again after that"
-        )
-    also = f"; other mount namespaces have it, too, with {copies}" if copies else ""
-    raise ConfigError(
-        f"{mountpoint} was detached, and its kvfs (process {keeper}) serves it until all its files "
-        "are closed and saved: mount again after that. Files of detached mounts are open in "
-        f"{files or users.UNSEEN}{also}"
-    )
+    raise Detached(mountpoint, keeper).refusal()
+
+
+def _check_unused(nvme: Path) -> None:
+    """Raise ConfigError if a detached mount uses this directory. The lock has the last word."""
+    for one in detached():
+        if one.nvme and os.path.realpath(one.nvme) == os.path.realpath(nvme):
+            raise ConfigError(f"nvme={nvme} is in use by a detached mount: {one.refusal()}")
 
 
 def _wait_for_end(pid: int, seconds: float) -> None:

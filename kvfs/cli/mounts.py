@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from kvfs.cli import give, human, json_option, kvfs_mounts, printable
+from kvfs.cli.detached import detached
 from kvfs.cli.screen import duration, screen, table
 from kvfs.control.client import request_within
 from kvfs.errors import KvfsError
@@ -17,17 +18,25 @@ PATIENCE = 2.0  # s for each daemon: one that hangs must not hide the others
 @click.command
 @json_option
 def command(*, as_json: bool) -> None:
-    """List all mounts of kvfs, and what each daemon answers."""
-    give([_about(path) for path in kvfs_mounts()], _show, as_json=as_json)
+    """List all mounts of kvfs, and what each daemon answers.
+
+    A detached mount is listed as long as its daemon serves open files.
+    """
+    found = [_about(path) for path in kvfs_mounts()]
+    found += [_about(str(one.mountpoint), str(one.refusal())) for one in detached()]
+    give(found, _show, as_json=as_json)
 
 
-def _about(path: str) -> dict[str, Any]:
+def _about(path: str, detached: str = "") -> dict[str, Any]:
+    """Return the answer of a daemon. detached: why it serves a mount that is not there any more."""
+    state = {"state": "detached" if detached else "mounted", "why": detached}
     try:
         status = request_within(Path(path), PATIENCE, "status")
     except KvfsError as error:
-        return {"mountpoint": path, "problem": str(error)}
+        return {"mountpoint": path, **state, "problem": str(error)}
     return {
         "mountpoint": path,
+        **state,
         "problem": "",
         "version": status["version"],
         "daemon_pid": status["daemon_pid"],
@@ -55,16 +64,18 @@ def _show(found: list[dict[str, Any]]) -> None:
         return
     rows = [
         [
-            *(printable(one["mountpoint"]), one["version"], duration(one["uptime_s"])),
-            str(one["objects"]),
+            *(printable(one["mountpoint"]), one["state"], str(one["daemon_pid"])),
+            *(one["version"], duration(one["uptime_s"]), str(one["objects"])),
             ", ".join(f"{name} {_used(tier)}" for name, tier in one["tiers"].items()),
         ]
         for one in found
         if not one["problem"]
     ]
     if rows:
-        columns = ("mount point", "version", "up", "objects", "used")
-        screen().print(table(columns, rows, left=("mount point", "used")))
+        columns = ("mount point", "state", "daemon", "version", "up", "objects", "used")
+        screen().print(table(columns, rows, left=("mount point", "state", "used")))
     for one in found:
+        if one["why"]:
+            click.echo(printable(one["why"]))
         if one["problem"]:
             click.echo(f"{printable(one['mountpoint'])}: {printable(one['problem'])}")

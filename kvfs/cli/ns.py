@@ -20,6 +20,7 @@ from kvfs.cli import (
     give,
     human,
     json_option,
+    kvfs_mount,
     kvfs_mounts,
     mounted_argument,
     printable,
@@ -59,7 +60,7 @@ class Named:
                     f"namespace {text}: expected a directory right below {around.path}, or "
                     f"{around.path} itself"
                 )
-            runtime.kvfs_mount(at)
+            kvfs_mount(at)
             self.mountpoint = at
             self.name = "." if at == path else path.name
             return
@@ -260,7 +261,7 @@ def say_misfits(namespace: Named, connector: str, told: dict[str, str]) -> None:
 @json_option
 def list_(mountpoint: Path, *, as_json: bool) -> None:
     """List the namespaces of the mount, and the rest of dropped ones."""
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     found = request(mountpoint, "ns_list")
     give(found, _list, as_json=as_json)
 

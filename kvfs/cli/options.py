@@ -21,6 +21,7 @@ from kvfs.cli import (
     give,
     human,
     json_option,
+    kvfs_mount,
     mounted_argument,
     mountpoint_argument,
     printable,
@@ -54,7 +55,7 @@ def get_command(mountpoint: Path, names: tuple[str, ...], *, as_json: bool) -> N
     for name in names:
         if name not in _ROWS:
             raise ConfigError(f"unknown option {name!r}; {hint(name, _ROWS)}")
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     status = request(mountpoint, "status")
     # A daemon of an earlier version does not tell which sizes were fitted to the machine.
     found = _describe(status["options"], status.get("fitted", ()), mountpoint)
@@ -146,7 +147,7 @@ def set_command(mountpoint: Path, settings: tuple[str, ...]) -> None:
     wanted = assignments(settings, "option")
     for name, text in wanted.items():
         parse_hot(name, text)
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     change_now(mountpoint, wanted)
 
 
@@ -190,7 +191,7 @@ def present(mountpoint: Path) -> Config:
 
     Raises ConfigError, ControlError.
     """
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     path = runtime.runtime_dir(mountpoint) / "config"
     text = own_files.read(path, EXPECTED, CURE)
     if text is None:

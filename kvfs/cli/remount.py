@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 
 from kvfs import mounts, runtime
-from kvfs.cli import completion, mountpoint_argument, users
+from kvfs.cli import completion, kvfs_mount, mountpoint_argument, users
 from kvfs.cli.options import (
     FLAGS_ROW,
     UPGRADED,
@@ -66,7 +66,7 @@ def remount(mountpoint: Path, words: Iterable[str]) -> None:
 
     Raises ConfigError, ControlError or KvfsError; then nothing has changed.
     """
-    entry = runtime.kvfs_mount(mountpoint)
+    entry = kvfs_mount(mountpoint)
     before = present(mountpoint)
     asked = parse(words, entry)
     options = ",".join(word.replace(",", "\\,") for word in asked.options.values())

@@ -8,8 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from kvfs import runtime
-from kvfs.cli import give, human, json_option, mounted_argument
+from kvfs.cli import give, human, json_option, kvfs_mount, mounted_argument
 from kvfs.cli.ns import models, overview, problems
 from kvfs.cli.screen import duration, pairs, screen, table
 from kvfs.control import request
@@ -21,7 +20,7 @@ from kvfs.rates import errors_of, reserved_of
 @json_option
 def command(mountpoint: Path, *, as_json: bool) -> None:
     """Show tiers, bytes, objects, hits and features."""
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     status = request(mountpoint, "status")
     give(status, _show, as_json=as_json)
 

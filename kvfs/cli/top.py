@@ -21,8 +21,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from kvfs import runtime
-from kvfs.cli import is_kvfs, mounted_argument
+from kvfs.cli import is_kvfs, kvfs_mount, mounted_argument
 from kvfs.cli.frame import SORTS, TopFrame, View
 from kvfs.cli.screen import screen
 from kvfs.control import request_within
@@ -114,7 +113,7 @@ def command(mountpoint: Path, *, once: bool, interval: float) -> None:
     Keys: q quits, s sorts namespaces by another column, r reverses the order, o switches between
     the hottest and the largest objects, arrows and page keys scroll.
     """
-    runtime.kvfs_mount(mountpoint)
+    kvfs_mount(mountpoint)
     poller = Poller(mountpoint, interval)
     if once:
         _once(poller)

@@ -1,5 +1,7 @@
 """`kvfs umount`: save the objects that only RAM holds, unmount, and wait for the daemon's end.
 
+A save may drop other objects from a full NVMe. So the command first looks for users of the mount,
+and leaves a busy mount as it is. The kernel has the last word: it knows users that are not visible.
 If an object cannot be saved, the command stops and gives the reason, unless told `--now`. An object
 larger than the largest file of NVMe's file system is lost, with a message. Any user can make such a
 file, and it must not block the unmount for all others. The command waits for keeper and daemon,
@@ -15,7 +17,7 @@ from pathlib import Path
 import click
 
 from kvfs import mounts, runtime
-from kvfs.cli import mountpoint_argument, users
+from kvfs.cli import kvfs_mount, mountpoint_argument, users
 from kvfs.cli.screen import moving
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -42,9 +44,12 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     mounted = _is_mounted(mountpoint, now=now)
     entry = runtime.mount_at(mountpoint)
     keeper = _keeper(mountpoint)
+    too_large = 0
     try:
+        if mounted and entry and not lazy and (names := users.blocking(entry)):
+            raise _busy(mountpoint, names)
         if keeper is not None and not now:
-            _write_back(mountpoint)
+            too_large = _write_back(mountpoint)
         if keeper is not None and now:
             request(mountpoint, "discard_ram", on=True, lasting=lazy)
         try:
@@ -54,6 +59,12 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
             if keeper is not None and now:  # the mount goes on, and must not lose an object later
                 request(mountpoint, "discard_ram", on=False)
             raise
+        if too_large:
+            click.echo(
+                f"kvfs: {too_large} objects are lost with RAM: they are too large for NVMe, see "
+                "the log",
+                err=True,
+            )
         patience = NOW_S if now else EXIT_S
         if keeper is not None and not lazy and not select.select([keeper], [], [], patience)[0]:
             copies = users.of_copies(mountpoint, entry.device if entry else "")
@@ -77,7 +88,7 @@ def _is_mounted(mountpoint: Path, *, now: bool) -> bool:
     Raises ConfigError if there is no kvfs.
     """
     try:
-        runtime.kvfs_mount(mountpoint)
+        kvfs_mount(mountpoint)
     except ConfigError:
         if not now or not runtime.keeper_path(mountpoint).exists():
             raise
@@ -100,12 +111,20 @@ def _keeper(mountpoint: Path) -> int | None:
         return None
 
 
-def _write_back(mountpoint: Path) -> None:
-    """Poll until nothing is left to save; a bar shows it if that takes long enough to be read."""
+def _write_back(mountpoint: Path) -> int:
+    """Poll until nothing is left to save; a bar shows it if that takes long enough to be read.
+
+    Returns the number of objects that are lost with RAM, because they are too large for NVMe.
+    """
     with moving("writing back") as bar:
-        task, total, least = None, 0, None
+        task, total, least, before = None, 0, None, None
         moved = time.monotonic()
-        while left := (found := request(mountpoint, "write_back"))["bytes_left"]:
+        while True:
+            found = request(mountpoint, "write_back")
+            if before is None:  # an earlier write back may have dropped objects, and has told it
+                before = found.get("displaced", 0)
+            if not (left := found["bytes_left"]):
+                break
             if why := found.get("stuck"):
                 raise KvfsError(
                     f"{left} bytes are only in RAM, and {why}: repair that, or lose these bytes: "
@@ -123,17 +142,13 @@ def _write_back(mountpoint: Path) -> None:
                 task = bar.add_task("", total=total)
             bar.update(task, total=total, completed=total - left)
             time.sleep(POLL_S)
-    if lost := found.get("too_large"):
-        click.echo(
-            f"kvfs: {lost} objects are lost with RAM: they are too large for NVMe, see the log",
-            err=True,
-        )
-    if lost := found.get("displaced"):
+    if (lost := found.get("displaced", 0) - before) > 0:
         click.echo(
             f"kvfs: {lost} objects were dropped to save what RAM held: NVMe is full, give a "
             "larger nvme_size",
             err=True,
         )
+    return int(found.get("too_large", 0))
 
 
 def _unmount(mountpoint: Path, *, lazy: bool) -> None:
@@ -154,8 +169,14 @@ def _unmount(mountpoint: Path, *, lazy: bool) -> None:
     except subprocess.CalledProcessError as error:
         message = error.stderr.strip().rstrip(".") or f"{program[0]} exited with {error.returncode}"
         if "busy" in message:
-            cure = (stop := users.end_of_export(mountpoint)) and f": {stop}"
-            message += (
-                f"; in use by {users.of_mount(mountpoint)}{cure}; or detach it: kvfs umount --lazy"
-            )
+            raise _busy(mountpoint, users.of_mount(mountpoint)) from None
         raise KvfsError(message) from None
+
+
+def _busy(mountpoint: Path, names: str) -> KvfsError:
+    """Return the error for a mount that is in use."""
+    cure = (stop := users.end_of_export(mountpoint)) and f": {stop}"
+    return KvfsError(
+        f"{mountpoint} is busy; in use by {names}{cure}; or detach it: "
+        f"kvfs umount --lazy {mountpoint}"
+    )

@@ -1,8 +1,9 @@
 """Names the users of a mount for a message: from /proc of other processes, and from exports.
 
-Contract: it only reads links and follows no path, because that would ask the daemon, or hang. It
-does not find a process that is not visible from here. It names no process of any kvfs: these have
-files open on private mounts. Not for ending a process.
+Contract: it follows no path on a mount, because that would ask the daemon, or hang. It only reads
+the links of proc(5), and opens their targets with O_PATH, which asks nothing. It does not find a
+process that is not visible from here. It names no process of any kvfs: these have files open on
+private mounts. Not for ending a process.
 """
 
 import contextlib
@@ -13,11 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvfs.nfs.servers import Ganesha, KernelNfsServer
-from kvfs.runtime import FSTYPE, PROC, mounts_of
+from kvfs.runtime import FSTYPE, PROC, MountEntry, mounts, mounts_of
 
 UNSEEN = "a process that is not visible from here"
 # Files without a name on mounts of the kernel's own, which are in no table either.
 _KERNELS = re.compile(r"/(memfd:|SYSV|dev/zero|\[|anon_hugepage|dmabuf)")
+
+_MOUNT_ID = re.compile(r"^mnt_id:\t(\d+)$", re.MULTILINE)  # of proc_pid_fdinfo(5)
 
 
 def end_of_export(mountpoint: Path) -> str:
@@ -30,14 +33,23 @@ def end_of_export(mountpoint: Path) -> str:
 
 
 def of_mount(mountpoint: Path) -> str:
-    """Name the processes with something open there."""
+    """Name the processes with something open there, in any mount namespace."""
+    return ", ".join(sorted(_names(lambda process: any(_inside(process, mountpoint))))) or UNSEEN
 
-    def inside(process: Path) -> bool:
-        links = [process / "cwd", process / "root", *_entries(process / "fd")]
-        links += _entries(process / "map_files")
-        return any(Path(where).is_relative_to(mountpoint) for where in map(_target, links) if where)
 
-    return ", ".join(sorted(name for name in _names(inside))) or UNSEEN
+def blocking(mount: MountEntry) -> str:
+    """Name the processes and mounts for which the kernel refuses to unmount this mount.
+
+    Empty: none of them is visible, and the kernel may still refuse. A copy of the mount in another
+    namespace has another number, so a process there does not count.
+    """
+    number = mount.number
+
+    def blocks(process: Path) -> bool:
+        return any(_mount_number(link) == number for link in _inside(process, Path(mount.path)))
+
+    above = (f"the mount on {one.path}" for one in mounts() if one.parent == number)
+    return ", ".join([*sorted(_names(blocks)), *above])
 
 
 def of_detached() -> str:
@@ -115,6 +127,27 @@ def _runs_kvfs(process: Path) -> bool:
     return any(one == b"-m" and of.startswith(b"kvfs.") for one, of in pairwise(words))
 
 
+def _inside(process: Path, mountpoint: Path) -> Iterator[Path]:
+    """The links of a process that lead to a path on this mount point."""
+    links = [process / "cwd", process / "root", *_entries(process / "fd")]
+    for link in (*links, *_entries(process / "map_files")):
+        if (where := _target(link)) and Path(where).is_relative_to(mountpoint):
+            yield link
+
+
+def _mount_number(link: Path) -> int:
+    """The number of the mount that a link of proc(5) leads to; 0 if this user may not know it."""
+    try:
+        there = os.open(link, os.O_PATH | os.O_CLOEXEC)  # such a link asks no daemon for a name
+    except OSError:  # it ended or was closed meanwhile, or is another user's
+        return 0
+    try:
+        found = _MOUNT_ID.search((PROC / "self/fdinfo" / str(there)).read_text())
+    finally:
+        os.close(there)
+    return int(found[1]) if found else 0
+
+
 def _mount_ids(process: Path) -> set[str]:
     """The numbers of the mounts in the namespace of a process."""
     try:
@@ -131,7 +164,7 @@ def _ids_of_files(process: Path) -> set[str]:
         if (where := _target(one)).startswith("/") and not _KERNELS.match(where):
             with contextlib.suppress(OSError):  # it is closed meanwhile, or is another user's
                 info = (process / "fdinfo" / one.name).read_text()
-                found.update(re.findall(r"^mnt_id:\t(\d+)$", info, re.MULTILINE))
+                found.update(_MOUNT_ID.findall(info))
     return found
 
 

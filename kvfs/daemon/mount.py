@@ -299,15 +299,19 @@ class Mount:
                 self.dispatcher.hydration.stop()
             self.dispatcher.unpacking.stop()
             with trio.move_on_after(SEAL if self.discards else math.inf):
+                await self.operations.release_unsent()
                 await self.operations.objects.sealing.mappings.end(lambda _: True)
             await self._save()
             if self.discards:
                 self._end_now()
             nursery.cancel_scope.cancel()
         await self.dispatcher.trash.empty()
-        if still := self.ledger.table.open:
-            first = self.ledger.catalog.named(next(iter(still)))
-            log.warning("%d objects were still open, the first is %s", len(still), first)
+        if cut := [one.inode for one in self.ledger.table.staging.values() if not one.inode.sealed]:
+            log.warning(
+                "%d files were still being written when the mount ended, and are lost; the first "
+                "is %s",
+                *(len(cut), self.ledger.catalog.named(cut[0].ino)),
+            )
 
     async def _open_fast(self) -> None:
         """Answer opens beside the loop, once no request of a dead daemon can come again."""

@@ -89,6 +89,15 @@ def present_options(mount: Mount) -> dict[str, str]:
     return mount.config.as_options(kept + new)
 
 
+def _state(mount: Mount) -> str:
+    """Return `mounted`, `detached` or `unmounted`. The kernel ends a detached mount later."""
+    if mount.session.ended:
+        return "unmounted"
+    at = str(mount.config.mountpoint)
+    attached = any(one.path == at and one.fstype == runtime.FSTYPE for one in runtime.mounts())
+    return "mounted" if attached else "detached"
+
+
 def status(mount: Mount) -> dict[str, Any]:
     """Return bytes, objects, the active parts, and the reasons for the inactive ones."""
     ledger, dispatcher, config = mount.ledger, mount.dispatcher, mount.config
@@ -98,6 +107,7 @@ def status(mount: Mount) -> dict[str, Any]:
     return {
         "version": __version__,
         "mountpoint": str(config.mountpoint),
+        "state": _state(mount),
         "identity": mount.identity,
         "daemon_pid": os.getpid(),
         "keeper_pid": mount.order["keeper_pid"] if mount.keeper_alive else 0,

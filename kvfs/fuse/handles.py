@@ -90,6 +90,10 @@ class Handles:
             self.take_fast(handle)
         return self._taken[handle]
 
+    def taken(self) -> dict[int, Handle]:
+        """Return the handles that are open, by number."""
+        return dict(self._taken)
+
     def begin_release(self, handle: int) -> Handle | None:
         """Begin a RELEASE. None: no such handle; that is right only for a repeated RELEASE."""
         found = self._taken.pop(handle, None)

@@ -18,7 +18,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
@@ -641,6 +641,18 @@ class Operations(pyfuse3.Operations):
             await self.objects.sealing.release(handle.held, writable=handle.writable)
         finally:
             self.handles.end_release(fh)
+
+    async def release_unsent(self) -> None:
+        """Release the handles whose RELEASE the kernel has not sent before the mount ended.
+
+        The last close of a detached mount ends it at once, and the kernel drops what the daemon has
+        not read. Each close(2) has sent a FLUSH before, and had its answer: a file that is not
+        sealed had none, and is not finished.
+        """
+        for number, handle in self.handles.taken().items():
+            if handle.held.inode.sealed:
+                with suppress(FUSEError):  # the kernel waits for no answer either
+                    await self.release(number)
 
     @answering
     async def fsync(self, fh: int, datasync: bool) -> None:  # noqa: FBT001 (pyfuse3's)

@@ -77,6 +77,7 @@ class Session:
 
         self._pyfuse3 = pyfuse3
         self.stopped = False
+        self.ended = False  # the kernel sends no more requests to this daemon
         try:
             pyfuse3.init(operations, str(config.mountpoint), {"default_permissions"})
         except RuntimeError as error:
@@ -87,6 +88,7 @@ class Session:
     async def run(self) -> None:
         self._pyfuse3.trio = Readers(Passthrough.readable)  # type: ignore[attr-defined]
         await self._pyfuse3.main(min_tasks=IDLE_TASKS, max_tasks=MAX_TASKS)
+        self.ended = True
 
     def stop(self) -> None:
         """Read no more requests; `run` ends when the requests read so far are answered."""

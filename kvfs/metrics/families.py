@@ -317,6 +317,11 @@ METRICS = (
         _value("takeovers"),
     ),
     _gauge("keeper_up", "1 if the keeper lives, else 0.", _whether(lambda one: one["keeper_pid"])),
+    _gauge(
+        "attached",
+        "1 if the mount is at its mount point, 0 if it is detached.",
+        _whether(lambda one: one.get("state") != "detached"),  # an earlier daemon has none
+    ),
     _gauge("passthrough", "1 if the kernel moves the bytes, else 0.", _value("passthrough", "on")),
     _gauge("huge_pages", "1 if the RAM tier has huge pages, else 0.", _value("huge_pages", "on")),
     _gauge("census_done", "1 if the census is done, else 0."),

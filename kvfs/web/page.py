@@ -160,6 +160,7 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
         "up": True,
         **{name: status[name] for name in _FACTS},
         "keeper": bool(status["keeper_pid"]),
+        "detached": status.get("state") == "detached",  # an earlier daemon has none
         "tiers": {
             name: {
                 **{field: tier[field] for field in (*_TIERS, *_BUCKET) if field in tier},

@@ -4,16 +4,20 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from kvfs import mounts, runtime
 from kvfs.catalog import FORMAT, Catalog
+from kvfs.control import request
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, alive, wait_for
 
@@ -115,13 +119,7 @@ def test_the_systems_own_umount_writes_back_too(kv: Mounted) -> None:
 
 @pytest.mark.parametrize("command", ["kvfs", "umount"])
 def test_an_unmount_says_how_many_objects_nvme_had_no_room_for(mount: Mount, command: str) -> None:
-    # RAM alone has more than NVMe can take: how far the movers have come makes no difference.
-    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=48M")
-    kv.allow_log("nothing is demoted: the NVMe tier has no room")  # while writes outrun eviction
-    (kv.path / "learn.kv").write_bytes(b"l" * MIB)  # the size of files is known from now on
-    for number in range(140):
-        (kv.path / f"{number}.kv").write_bytes(b"x" * MIB)
-    kv.idle()
+    kv = _overfilled(mount)  # however far the movers have come
     before = set(os.listdir(kv.path))
     if command == "kvfs":
         arguments = [*KVFS, "umount", str(kv.path)]
@@ -135,6 +133,88 @@ def test_an_unmount_says_how_many_objects_nvme_had_no_room_for(mount: Mount, com
     lost = len(before - set(os.listdir(kv.path)))
     assert lost > 0
     assert f"{lost} objects were dropped to save what RAM held: NVMe is full" in said
+
+
+def _overfilled(mount: Mount) -> Mounted:
+    """A mount whose RAM alone holds more than its NVMe can take."""
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=48M")
+    kv.allow_log("nothing is demoted: the NVMe tier has no room")  # while writes outrun eviction
+    (kv.path / "learn.kv").write_bytes(b"l" * MIB)  # the size of files is known from now on
+    for number in range(140):
+        (kv.path / f"{number}.kv").write_bytes(b"x" * MIB)
+    kv.idle()
+    return kv
+
+
+@pytest.mark.parametrize("user", ["reader", "directory", "mapping", "mount"])
+@pytest.mark.parametrize("arguments", [(), ("--now",)])
+def test_a_refused_unmount_drops_and_saves_nothing(
+    mount: Mount, user: str, arguments: tuple[str, ...]
+) -> None:
+    kv = _overfilled(mount)
+    (kv.path / "folder").mkdir()
+    newest = kv.path / "139.kv"
+    names, before = set(os.listdir(kv.path)), kv.idle()
+    with ExitStack() as stack:
+        if user == "mount":
+            subprocess.run(["mount", "-t", "tmpfs", "none", kv.path / "folder"], check=True)
+            stack.callback(mounts.umount, kv.path / "folder")
+            name = f"the mount on {kv.path}/folder"
+        else:
+            script = {
+                "reader": f"file = open({str(newest)!r})",
+                "directory": f"import os; os.chdir({str(kv.path / 'folder')!r})",
+                "mapping": f"import mmap; file = open({str(newest)!r}); "
+                "mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); file.close()",
+            }[user]
+            program = [sys.executable, "-c", f"{script}; print(flush=True); input()"]
+            process = stack.enter_context(
+                subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            )
+            assert process.stdout is not None
+            process.stdout.readline()
+            name = f"({process.pid})"
+        command = [*KVFS, "umount", *arguments, str(kv.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        after = kv.status()
+        if user != "mount":
+            process.communicate(b"\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"kvfs: {kv.path} is busy; in use by ")
+    assert name in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert after["counters"]["dropped_evicted"] == before["counters"]["dropped_evicted"]
+    assert not after["writing_back"]
+    assert set(os.listdir(kv.path)) == names
+    assert kv.path.is_mount()
+
+
+def test_a_process_on_a_copy_of_the_mount_blocks_no_unmount(kv: Mounted, tmp_path: Path) -> None:
+    """In another mount namespace it has the same path, and the kernel unmounts here."""
+    script = f"cd {kv.path}; touch {tmp_path}/there; read line"
+    with subprocess.Popen(
+        ["unshare", "--mount", "--propagation=private", "sh", "-euc", script],
+        stdin=subprocess.PIPE,
+    ) as copying:
+        wait_for((tmp_path / "there").exists, "it is in the copy")
+        command = [*KVFS, "umount", "--now", str(kv.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert f"{kv.path} is unmounted" in done.stderr
+        assert runtime.mount_at(kv.path) is None
+        copying.communicate(b"\n")
+    wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+
+
+def test_an_unmount_tells_no_objects_that_an_earlier_save_dropped(mount: Mount) -> None:
+    kv = _overfilled(mount)
+    wait_for(lambda: not request(kv.path, "write_back")["bytes_left"], "all is saved")
+    assert request(kv.path, "write_back")["displaced"] > 0
+    arguments = [*KVFS, "umount", "--lazy", str(kv.path)]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+    told = re.findall("([0-9]+) objects were dropped to save", kv.log.read_text())
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -179,6 +179,7 @@ def test_current_figures_have_no_secret(page: Callable[..., bytes]) -> None:
     assert (space["name"], space["now"], space["opens"]) == ("a", 1.0, 2.0)
     assert (space["writing"], space["eviction"]) == (0, "adaptive")
     assert (found["tiers"]["ram"]["reserved_bytes"], found["tiers"]["ram"]["taken"]) == (0, 0.25)
+    assert found["detached"] is False
     assert "secret" not in json.dumps(found)
 
 

@@ -96,6 +96,12 @@ def drawn(found: TopFrame, width: int = 120, height: int = 40, view: View | None
     return text.get()
 
 
+def test_top_tells_that_the_mount_is_detached() -> None:
+    told = "the mount is detached: its daemon ends after the last close of a file"
+    assert told in drawn(frame(status() | {"state": "detached"}))
+    assert told not in drawn(frame(status() | {"state": "mounted"}))
+
+
 def test_rates_are_differences_a_second() -> None:
     before = status(namespace("a", read_ram=10, misses=5), hits=3, sealed=1, uploads=4)
     after = status(namespace("a", read_ram=16, read_s3=2, misses=7), hits=9, sealed=5, uploads=8)

@@ -61,10 +61,17 @@ class WriteBack:
             size, count = sum(ram.cost(inode.blocks) for inode in inodes if inode), len(inodes)
         if count and not self.wanted:
             self._dropped_before = ledger.counters["dropped_evicted"]
-        self._until = trio.current_time() + PATIENCE if count else 0.0
         if count:
+            self._until = trio.current_time() + PATIENCE
             ledger.wakeup.wake()
+        elif self.wanted:
+            self._end()
         return size, count
+
+    def _end(self) -> None:
+        self._until = 0.0
+        if lost := self.displaced:
+            log.info("%d objects were dropped to save what RAM held: NVMe is full", lost)
 
     @property
     def too_large(self) -> int:
@@ -73,7 +80,7 @@ class WriteBack:
 
     @property
     def displaced(self) -> int:
-        """The number of objects dropped since it began: NVMe lacks room for all that RAM holds."""
+        """The number of objects dropped since the last write back began: NVMe is full."""
         if self._dropped_before is None:
             return 0
         return self.ledger.counters["dropped_evicted"] - self._dropped_before
@@ -88,11 +95,9 @@ class WriteBack:
                     "%d objects (%d bytes) could not be written back, and are lost with RAM: %s",
                     *(left[1], left[0], stuck),
                 )
+                self._end()
                 break
             await trio.sleep(0.02)
-        self._until = 0.0
-        if lost := self.displaced:
-            log.info("%d objects were dropped to save what RAM held: NVMe is full", lost)
 
 
 def _only_in_ram(space: Namespace) -> Iterator[int]:

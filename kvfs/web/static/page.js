@@ -73,7 +73,9 @@ async function ask(path) {
 // Now
 
 function showNow(now) {
-  $("problem").textContent = now.up ? (now.keeper ? "" : "The keeper is dead: the mount ends with its daemon.")
+  $("problem").textContent = now.up ? (
+    now.detached ? "The mount is detached: its daemon ends after the last close of a file."
+      : now.keeper ? "" : "The keeper is dead: the mount ends with its daemon.")
     : "The daemon does not answer at the moment: perhaps another daemon takes over.";
   if (!now.up) return;
   state.now = now;
