@@ -59,7 +59,8 @@ class Quota:
         if 0 < settings.quota_hard < wanted:
             raise QuotaError(
                 f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "
-                f"{settings.quota_hard}"
+                f"{settings.quota_hard}",
+                because="a large file",
             )
         if 0 < settings.quota_objects < objects:
             raise QuotaError(
@@ -95,7 +96,8 @@ class Quota:
         return QuotaError(
             f"namespace {self._name(namespace)} has {namespace.objects} objects of "
             f"{human(namespace.bytes)}{_writing(namespace)}, {_mapped(namespace)}its quota is "
-            f"{_quotas(namespace)}, and nothing more may be dropped{_guessed(expected)}"
+            f"{_quotas(namespace)}, and nothing more may be dropped{_guessed(expected)}",
+            because="an expected size" if expected else "",
         )
 
     def follow(self, namespace: Namespace) -> bool:
