@@ -75,8 +75,7 @@ class Walks:
         await self._empty(top, prefix=False)
 
     def _log_cleared(self, top: int) -> None:
-        name, drops = self.namespaces.name(top), self.namespaces.dropped[top].drops
-        assert drops is not None  # each dropped namespace has one
+        name, drops = self.namespaces.name(top), self.namespaces.drops_of(top)
         what = "namespace %s was dropped: kvfs removed its %s, and nothing of it is left"
         if drops.reason == "version":
             what = "namespace %s has a new version: kvfs removed %s of the earlier version"

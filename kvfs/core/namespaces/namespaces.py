@@ -320,6 +320,12 @@ class Namespaces:
         self.places.forget_paths()
         self.wake()
 
+    def drops_of(self, ino: int) -> Drops:
+        """Return what has gone of a dropped namespace by now, and why."""
+        found = self.dropped[ino].drops
+        assert found is not None  # each dropped namespace has one
+        return found
+
     def end_drop(self, ino: int, batch: Batch) -> None:
         """End the drop of a directory of which nothing is left."""
         batch.unmark(keys.DROPPED, ino)
