@@ -99,6 +99,11 @@ class OtherNamespaceError(KvfsError):
 class QuotaError(KvfsError):
     """A namespace has reached its quota, and none of its objects may be dropped."""
 
+    def __init__(self, message: str, *, because: str = "") -> None:
+        """because: what made it beyond the bytes there, in a word or two."""
+        super().__init__(message)
+        self.because = because
+
 
 class TooLargeError(KvfsError):
     """A file size beyond what a file may have."""

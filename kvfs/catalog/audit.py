@@ -50,12 +50,16 @@ def by_name(key: bytes, value: bytes) -> tuple[int, Dentry] | None:
 
 def publication(value: bytes) -> tuple[int, bytes] | None:
     """(directory, name) of a value of UNPUBLISHED."""
-    name = dropped(value[U64.size :])
+    name = _name(value[U64.size :])
     return (U64.unpack_from(value)[0], name) if name else None
 
 
 def dropped(value: bytes) -> bytes | None:
     """The name of a value of DROPPED; empty if the name is not known."""
+    return _name(value.removesuffix(keys.SWITCHED))
+
+
+def _name(value: bytes) -> bytes | None:
     good = len(value) <= _NAME_MAX and b"/" not in value and b"\0" not in value
     return value if good else None
 

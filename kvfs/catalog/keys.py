@@ -37,6 +37,7 @@ PLACED, BUCKETED, PACKED, HOLED = 2, 3, 4, 5  # the formats that added these
 
 INODES, NAMES, COOKIES, XATTRS, MARKS = b"i", b"d", b"c", b"x", b"o"
 SETTINGS, DROPPED, UNACCOUNTED, UNPUBLISHED, MODELS = b"n", b"r", b"t", b"p", b"l"
+SWITCHED = b"/"  # behind the name in a value of DROPPED: a new version has taken the name
 STORED, UNSTORED, DELETED = b"s", b"u", b"z"
 CONTESTED = b"k"  # says nothing about the bucket's content: not one of those kinds
 BUCKET_KINDS = (STORED, UNSTORED, DELETED)

@@ -270,9 +270,12 @@ def _list(found: dict[str, Any]) -> None:
     console = screen()
     console.print(overview(found["namespaces"]), *problems(found["namespaces"]))
     for one in found["dropped"]:
+        what = "was dropped"
+        if one.get("reason") == "version":  # an earlier daemon has no reason
+            what = "has a new version"
         console.print(
             line(
-                f"namespace {one['name'] or one['ino']} was dropped: kvfs has yet to free "
+                f"namespace {one['name'] or one['ino']} {what}: kvfs has yet to free "
                 f"{one['objects']} objects, {human(one['bytes'])}"
             )
         )

@@ -146,7 +146,7 @@ class Dispatcher:
     def evict(self, inos: Sequence[int], *, to: str, drop: bool, dry: bool) -> int:
         """Start a job that evicts the objects, and return its number. Raises ConfigError."""
         visitor = Evict(self.transfers, self.room, self._jobs, to=to, drop=drop, dry=dry)
-        return self.tree_jobs.start(inos, visitor)
+        return self.tree_jobs.start(inos, visitor, visitor.log_dropped)
 
     def opened(self, inode: Inode) -> None:
         """Note that an object was opened for reading."""

@@ -5,7 +5,8 @@ own:
 
 - `takeover`.
 - `tier`: a tier or the bucket changed its state.
-- `summary`: the evictions and refusals of a minute. An absent name or attribute is no refusal.
+- `summary`: the evictions and refusals of a minute. A refusal is an error that means a lack or a
+  failure of the mount, and none that only answers a program's question (REFUSALS).
 - `rotten`: the scrubber found a wrong copy.
 - `scrub`: the scrubber ended a pass.
 
@@ -18,18 +19,21 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import trio
 
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.errors import NoAttributeError, NotFoundError
+from kvfs.errors import DEFECT, TooManyOpenError
+from kvfs.rates import ERRORS
 from kvfs.tiers.calls import Health, HealthState
 
 MOST = 1000
 TEXT_MOST = 500
 PERIOD = 60.0  # s between two summaries
-EXPECTED = (NotFoundError.__name__, NoAttributeError.__name__)  # answers to questions
+# The kinds of errors that an operator can do something about, and those of failing system calls.
+REFUSALS = {*ERRORS, *chain.from_iterable(ERRORS.values()), TooManyOpenError.__name__, DEFECT}
 SUMMED = ("dropped", "demoted", "promoted", "opens_unreadable", "quarantined")
 
 Event = dict[str, Any]
@@ -86,7 +90,7 @@ class Events(logging.Handler):
     @staticmethod
     def _counts(ledger: Ledger, errors: Counter[tuple[str, str]]) -> dict[str, int]:
         found = {name: ledger.counters[name] for name in SUMMED}
-        found["refused"] = sum(n for (_, kind), n in errors.items() if kind not in EXPECTED)
+        found["refused"] = sum(n for (_, kind), n in errors.items() if kind in REFUSALS)
         if ledger.tiers.bucket.mounted:
             found["spilled"] = ledger.tiers.bucket.counters["spilled"]
         return found

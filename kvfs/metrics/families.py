@@ -34,7 +34,10 @@ OTHERS = "(others)"
 STATES = ("healthy", "suspect", "down")
 # These metrics of a namespace start as 0; the others, which are rare, come with the first event.
 USUAL = ("evicted", "expired")
-REASONS = ("evicted", "expired", "lost", "stale", "too_large", "unfinished", "incomplete")
+REASONS = (
+    *("evicted", "expired", "lost", "stale", "too_large", "unfinished", "incomplete"),
+    *("asked", "version", "quota"),
+)
 DECISIONS = ("admitted", "obliged", "refused_budget", "refused_adaptive")
 
 

@@ -175,7 +175,9 @@ def test_a_namespace_with_a_quota_shows_its_quota(mount: Mount) -> None:
     assert free(space) < BLOCK
     assert near(used(space), 32 * MIB)
     assert free(kv.path) > 200 * MIB
-    assert re.search("writers get EDQUOT.*eviction=never; raise its quota", lines(kv)[0])
+    assert re.search(
+        "writers get EDQUOT.*; eviction=never; set another .*raise its quota", lines(kv)[0]
+    )
     evictable = namespace(kv, "evictable", quota_hard="32M")
     write(evictable, 1000)
     kv.idle()
@@ -251,7 +253,9 @@ def test_what_others_need_not_give_is_no_room_for_one_file_either(mount: Mount) 
     line = next(line for line in kv.log.read_text().splitlines() if "is cut off" in line)
     assert "and of the 64.0 MiB of ram nothing more may be dropped for it; the room is held" in line
     assert "namespace pinned has 30.0 MiB (pin=on), namespace others has 15.0 MiB (" in line
-    assert "(it gives room only after namespace empty); unpin or unlink files, raise the" in line
+    assert (
+        "(it gives room only after namespace empty); set pin=off, unlink files, raise the" in line
+    )
     kv.idle()
     assert free(space) == shown
     assert write_one(space / "fits", shown + headroom - 2 * MIB)
@@ -328,7 +332,8 @@ def test_open_files_of_a_quota_are_no_room(mount: Mount) -> None:
         assert free(space) == 0
         assert write(space, 1, MIB, prefix="more-") == 0
         assert "has 8 objects of 8.0 MiB, its quota is 8M, and nothing more" in lines(kv)[0]
-        assert lines(kv)[0].endswith("being written; raise its quota, or close files")
+        assert "; open files; close open files (unlinked ones keep " in lines(kv)[0]
+        assert lines(kv)[0].endswith("or raise its quota (said once in 10 minutes per cause)")
     wait_for(lambda: near(free(space), 8 * MIB), "the files are closed")
 
 

@@ -313,6 +313,9 @@ def test_a_full_namespace_says_so_and_others_do_not_notice(kv: Mounted) -> None:
     ns("set", a, "quota_hard=2M")
     wait_for(lambda: shown(a)["bytes"] <= 2 * MIB, "the smaller quota is kept")
     assert (a / "4.kv").exists()
+    counters = kv.status()["counters"]
+    assert (counters["dropped_quota"], counters["dropped_evicted"]) == (2, 1)
+    assert "namespace a: its hard quota was set to 2M, and kvfs dropped 2 obj" in kv.log.read_text()
 
 
 def test_connectors_files_stay_while_everything_else_goes(mount: Mount) -> None:

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from kvfs.catalog import ROOT_INO
+from kvfs.cli.ns import _list
 from kvfs.core.admin import administration
 from kvfs.errors import ConfigError, ExistsError, KvfsError, NotFoundError
 from kvfs.settings import Settings
@@ -25,7 +26,7 @@ async def ask(made: World, verb: str, **arguments: object) -> dict[str, Any]:
     return answer
 
 
-def test_the_verbs(tmp_path: Path) -> None:
+def test_the_verbs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def case(made: World) -> None:
         found = await ask(made, "ns_create", name="a", settings={"weight": "7"}, uid=3, gid=4)
         assert (found["name"], found["own"], found["settings"]["weight"]) == ("a", True, "7")
@@ -57,7 +58,18 @@ def test_the_verbs(tmp_path: Path) -> None:
             await ask(made, "ns_show", name="a")
         found = await ask(made, "ns_list")
         assert [one["name"] for one in found["namespaces"]] == ["."]
-        assert found["dropped"] == [{"ino": ino, "name": "a", "bytes": COST, "objects": 1}]
+        assert found["dropped"] == [
+            {"ino": ino, "name": "a", "bytes": COST, "objects": 1, "reason": "asked"}
+        ]
+        await made.walk()
+        made.namespace("b")
+        await ask(made, "ns_set", name="b", settings={"version": "2"})
+        found = await ask(made, "ns_list")
+        assert [(one["name"], one["reason"]) for one in found["dropped"]] == [("b", "version")]
+        _list(found)
+        assert (
+            "namespace b has a new version: kvfs has yet to free 0 obj" in capsys.readouterr().out
+        )
         await made.walk()
         assert (await ask(made, "ns_list"))["dropped"] == []
 

@@ -11,10 +11,22 @@ import trio.testing
 
 from kvfs.daemon import events
 from kvfs.daemon.events import Events
+from kvfs.errors import DEFECT
 from kvfs.tiers.calls import Health
 from tests.unit.world import world
 
 log = logging.getLogger("kvfs.test_events")
+# Errors that ordinary programs cause on a healthy mount: ls and mv, for example, ask for much.
+ANSWERS = {
+    "lookup": "NotFoundError",
+    "getxattr": "UnsupportedError",
+    "removexattr": "NoAttributeError",
+    "create": "ExistsError",
+    "rmdir": "NotEmptyError",
+    "rename": "OtherNamespaceError",
+    "open": "StaleError",
+    "setxattr": "NotPermittedError",
+}
 
 
 @pytest.fixture
@@ -64,11 +76,15 @@ def test_evictions_of_a_minute_are_one_event(ring: Events, tmp_path: Path) -> No
                 await trio.testing.wait_all_tasks_blocked()
                 made.ledger.counters["dropped"] += 3
                 errors["write", "NoSpaceError"] += 2
-                errors["lookup", "NotFoundError"] += 40
-                errors["getxattr", "NoAttributeError"] += 50
+                errors["create", "QuotaError"] += 3
+                errors["read", "EIO"] += 4
+                errors["open", DEFECT] += 5
+                errors["open", "TooManyOpenError"] += 6
+                for asked, answer in ANSWERS.items():
+                    errors[asked, answer] += 100
                 await trio.sleep(3 * events.PERIOD + 1)
                 nursery.cancel_scope.cancel()
 
         trio.run(case, clock=trio.testing.MockClock(autojump_threshold=0))
     (found,) = [one for one in ring.listed() if one["kind"] == "summary"]
-    assert (found["dropped"], found["refused"], found["demoted"]) == (3, 2, 0)
+    assert (found["dropped"], found["refused"], found["demoted"]) == (3, 20, 0)

@@ -143,8 +143,10 @@ def test_all_that_follows_goes_with_a_block(made: World) -> None:
         made.check_names()
         await made.close_prefixes()
         assert names(made) == hexes(ROOT, *keys[:2], *other)
+        assert made.ledger.counters["dropped_incomplete"] == len(keys[3:])
         unlink(made, ROOT, keys[0])
         await made.close_prefixes()
+        assert made.ledger.counters["dropped"] == len([*keys[3:], keys[1], *other])
         assert names(made) == hexes(ROOT), "what mkdir made stays"
         made.check_names()
         await made.check_at_rest()

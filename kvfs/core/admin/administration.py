@@ -93,6 +93,7 @@ def summary(lifecycle: Lifecycle) -> dict[str, Any]:
                 "name": namespaces.name(one.ino),
                 "bytes": one.bytes,
                 "objects": one.objects,
+                "reason": namespaces.drops_of(one.ino).reason,
             }
             for one in namespaces.dropped.values()
         ],

@@ -232,7 +232,7 @@ class Lifecycle:
         fresh.subdirs = 0
         fresh.mtime_ns = fresh.ctime_ns = self.tree.now()
         with self.catalog.batch() as batch:
-            self._detach(directory, name, batch)
+            self._detach(directory, name, batch, switched=True)
             batch.link(ROOT_INO, Dentry(name.name, fresh.ino, fresh.ino))
             batch.put(fresh)
             for attribute in self.catalog.xattr_names(directory.ino):
@@ -252,7 +252,7 @@ class Lifecycle:
         root.subdirs -= 1
         root.mtime_ns = root.ctime_ns = self.tree.now()
         with self.catalog.batch() as batch:
-            self._detach(directory, name, batch)
+            self._detach(directory, name, batch, switched=False)
             batch.put(root)
         self.invalidate_tree(ROOT_INO, name.name, directory.ino)
 
@@ -263,13 +263,13 @@ class Lifecycle:
             raise ConfigError(f"{self._named(directory)}: expected a top-level directory")
         return entry
 
-    def _detach(self, directory: Inode, name: Dentry, batch: Batch) -> None:
+    def _detach(self, directory: Inode, name: Dentry, batch: Batch, *, switched: bool) -> None:
         if directory.namespace != directory.ino:  # it had no settings
             self._begin(directory, batch)
         directory.links = ()
         batch.unlink(ROOT_INO, name)
         batch.put(directory)
-        self.namespaces.drop(directory.ino, name.name, batch)
+        self.namespaces.drop(directory.ino, name.name, batch, switched=switched)
         batch.then(self.ledger.wakeup.wake)
 
     # Attributes

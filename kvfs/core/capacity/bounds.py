@@ -212,7 +212,7 @@ class Bounds:
         if held.space is None:
             return _no_room(held.tier, held.staged)
         why = held_room(self.room, held.space, [held.tier], held)
-        return NoSpaceError(f"{_no_room(held.tier, held.staged)}; {why}")
+        return NoSpaceError(f"{_no_room(held.tier, held.staged)}; {why.text}")
 
     async def empty_file(self, held: OpenObject, fd: int) -> None:
         """Empty a cut off file, in a thread: the truncation waits for a running write(2).

@@ -44,8 +44,9 @@ class FreeSpace(NamedTuple):
 class Holder(NamedTuple):
     """Bytes of a namespace that a writer cannot get.
 
-    why: "kept" (never evicted), "open", "written" (by open writers), "gone" (unlinked files that
-    processes have mapped) or "spared" (the namespace gives room only after the writer's).
+    why: "pin", "never" or "kept" (see `why_kept`), "open", "written" (by open writers), "gone"
+    (unlinked files that processes have mapped), "spared" (the namespace gives room only after the
+    writer's) or "twins" (copies that a demotion does not evict, because RAM has the objects too).
     """
 
     space: Namespace
@@ -111,12 +112,27 @@ def of_namespace(room: Room, space: Namespace) -> FreeSpace:
     return FreeSpace(settings.quota_hard, used, min(available, left), files, files_left)
 
 
+def why_kept(space: Namespace) -> str:
+    """Why kvfs evicts no object of a namespace ("pin", "never"), or not all ("kept"); else ""."""
+    if space.settings.pin:
+        return "pin"
+    if space.settings.eviction == "never":
+        return "never"
+    return "kept" if space.kept_objects else ""
+
+
 def holders(
-    room: Room, writer: Namespace, tiers: list[Tier], growing: OpenObject | None = None
+    room: Room,
+    writer: Namespace | None,
+    tiers: list[Tier],
+    growing: OpenObject | None = None,
+    *,
+    demotes: bool = False,
 ) -> list[Holder]:
     """Return the bytes of these tiers that a writer cannot get, the most first.
 
-    growing: a file of the writer's namespace that does not count.
+    writer: its namespace; None for a write back, to which all namespaces give. growing: a file of
+    the writer's namespace that does not count. demotes: the writer is a demotion to NVMe.
     """
     ledger, opened, urgency = room.ledger, Opened(room.ledger), room.victims.urgency
     written: Counter[Namespace] = Counter()
@@ -127,13 +143,16 @@ def holders(
     for space in ledger.namespaces.everything():
         kept, in_use = space.kept(tiers), opened.copies(space, tiers)
         found += (
-            Holder(space, kept, "kept"),
+            Holder(space, kept, why_kept(space)),
             Holder(space, in_use, "open"),
             Holder(space, written[space], "written"),
             Holder(space, space.unlinked, "gone"),
         )
-        if urgency(space) < urgency(writer):
-            found.append(Holder(space, space.held_in(tiers) - kept - in_use, "spared"))
+        rest = space.held_in(tiers) - kept - in_use
+        if writer is not None and urgency(space) < urgency(writer):
+            found.append(Holder(space, rest, "spared"))
+        elif demotes:
+            found.append(Holder(space, min(rest, space.doubled_bytes), "twins"))
     return sorted((one for one in found if one.bytes > 0), key=lambda one: one.bytes, reverse=True)
 
 

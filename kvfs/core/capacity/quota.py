@@ -58,7 +58,8 @@ class Quota:
         if 0 < settings.quota_hard < wanted:
             raise QuotaError(
                 f"namespace {self._name(namespace)} cannot take {wanted} bytes: its quota is "
-                f"{settings.quota_hard}"
+                f"{settings.quota_hard}",
+                because="a large file",
             )
         if 0 < settings.quota_objects < objects:
             raise QuotaError(
@@ -91,13 +92,11 @@ class Quota:
 
     def _used_up(self, namespace: Namespace, expected: int = 0) -> QuotaError:
         """expected: bytes that the new file is thought to take, if that is the reason."""
-        settings = namespace.settings
-        quotas = [format_size(settings.quota_hard)] if settings.quota_hard else []
-        quotas += [f"{settings.quota_objects} objects"] if settings.quota_objects else []
         return QuotaError(
             f"namespace {self._name(namespace)} has {namespace.objects} objects of "
             f"{human(namespace.bytes)}{_writing(namespace)}, {_mapped(namespace)}its quota is "
-            f"{' and '.join(quotas)}, and nothing more may be dropped{_guessed(expected)}"
+            f"{_quotas(namespace)}, and nothing more may be dropped{_guessed(expected)}",
+            because="an expected size" if expected else "",
         )
 
     def follow(self, namespace: Namespace) -> bool:
@@ -148,6 +147,20 @@ class Quota:
         with suppress(QuotaError):  # the next create says so
             while not self.keep(namespace, 0):
                 await trio.lowlevel.checkpoint()
+        if namespace.ino not in self.ledger.namespaces.unaccounted:
+            self._end_lowering(namespace)
+
+    def _end_lowering(self, namespace: Namespace) -> None:
+        """Log what a lower quota has dropped. A later drop is for the room of a write."""
+        drops = namespace.drops
+        if drops is None or drops.reason != "quota":  # no quota is lower, or it is dropped by now
+            return
+        namespace.drops = None
+        if drops.objects:
+            log.info(
+                "namespace %s: its hard quota was set to %s, and kvfs dropped %s for that",
+                *(self._name(namespace), _quotas(namespace) or "none", drops),
+            )
 
     def trim(self, namespace: Namespace) -> None:
         """Bring a namespace within its hard quotas after a write, as far as one step can."""
@@ -177,19 +190,27 @@ class Quota:
     def _give_one(self, namespace: Namespace) -> bool:
         """Drop a whole object of a namespace; of the lowest tier if there is no better order."""
         nvme, ram = self.ledger.tiers.nvme, self.ledger.tiers.ram
+        reason = "evicted" if namespace.drops is None else namespace.drops.reason
         orphan = self.ledger.orphans.any_of(namespace)
         if orphan is not None and self.ledger.removals.purge(orphan):
             return True
         if namespace.quota_order is not None and namespace.quota_order_filled:
-            return self.victims.evict_of(namespace, quota_order, None, "lose")
+            return self.victims.evict_of(namespace, quota_order, None, "lose", reason)
         return (
-            self.victims.evict_of(namespace, on_nvme, nvme, "lose")
-            or self.victims.evict_of(namespace, ram_spare, ram, "lose")
-            or self.victims.evict_of(namespace, ram_only, ram, "lose")
+            self.victims.evict_of(namespace, on_nvme, nvme, "lose", reason)
+            or self.victims.evict_of(namespace, ram_spare, ram, "lose", reason)
+            or self.victims.evict_of(namespace, ram_only, ram, "lose", reason)
         )
 
     def _name(self, namespace: Namespace) -> str:
         return self.ledger.namespaces.name(namespace.ino)
+
+
+def _quotas(namespace: Namespace) -> str:
+    settings = namespace.settings
+    quotas = [format_size(settings.quota_hard)] if settings.quota_hard else []
+    quotas += [f"{settings.quota_objects} objects"] if settings.quota_objects else []
+    return " and ".join(quotas)
 
 
 def _writing(namespace: Namespace) -> str:

@@ -1,12 +1,15 @@
 """Refusals: the log says why writers of a namespace get ENOSPC or EDQUOT, and what holds the room.
 
-Contract: programs see only the errno. `log_refusal` writes one line for a namespace and an errno,
-and no further one for QUIET. Synchronous. Not for decisions.
+Contract: programs see only the errno. `log_refusal` writes one line for each cause: a namespace, an
+errno, and a reason why room is held. For QUIET it writes no further line for causes that a line has
+told. A line tells all that holds room. Synchronous. Not for decisions.
 """
 
 import errno
 import logging
 import time
+from collections.abc import Container
+from typing import NamedTuple
 
 from kvfs.core.capacity import free_space
 from kvfs.core.capacity.free_space import Holder
@@ -20,87 +23,123 @@ from kvfs.units import human
 log = logging.getLogger(__name__)
 
 QUIET = 600.0  # s
+LOOK = 0.1  # s between two looks at what holds the room, which takes a ms with many open files
 HOLDERS = 5  # that a line names
-IN_USE = "its files are open, mapped or being written"
+WHYS = {  # by `Holder.why`
+    "pin": "pin=on",
+    "never": "eviction=never",
+    "kept": "{files} of its files are pinned, or kept for their connector",
+    "open": "open files",
+    "gone": "unlinked files that processes may have",
+    "written": "files being written",
+    "spared": "it gives room only after namespace {writer}",
+    "twins": "copies of what ram has as well",
+}
 CURES = {  # by `Holder.why`, in the order of a line
-    "kept": "unpin or unlink files",
-    "open": "close open files (unlinked ones keep their room)",
-    "gone": "end the processes that have unlinked files",
-    "written": "write fewer files at a time",
-    "spared": "raise the weight of namespace {name}",
+    "pin": ("set pin=off", "unlink files"),
+    "never": ("set another eviction", "unlink files"),
+    "kept": ("unpin files", "unlink files"),
+    "open": ("close open files (unlinked ones keep their room)",),
+    "gone": ("end the processes that have unlinked files",),
+    "written": ("write fewer files at a time",),
+    "spared": ("raise the weight of namespace {writer}",),
+    "bucket": ("wait for the uploads",),
 }
 
 
+class HeldRoom(NamedTuple):
+    """The causes for which a writer gets no room. text: with the cures, for a line of the log."""
+
+    causes: frozenset[str]
+    text: str
+
+
 class Refusals:
-    """The lines that were written lately."""
+    """The causes that were told lately."""
 
     def __init__(self, room: Room) -> None:
         self.room = room
-        self._logged: dict[tuple[int, str], float] = {}  # namespace, errno -> monotonic s
+        # Namespace, errno and cause, each with the monotonic s of its last line.
+        self._told: dict[tuple[int, str, str], float] = {}
+        self._looked: dict[tuple[int, str], float] = {}  # namespace, errno -> monotonic s
 
     def log_refusal(self, space: Namespace, error: NoSpaceError | QuotaError) -> None:
         """Log that a writer of a namespace got an error."""
         code = errno.errorcode[errno.EDQUOT if isinstance(error, QuotaError) else errno.ENOSPC]
-        now, key = time.monotonic(), (space.ino, code)
-        if now - self._logged.get(key, -QUIET) < QUIET:
+        now = time.monotonic()
+        if now - self._looked.get((space.ino, code), -LOOK) < LOOK:
             return
-        self._logged[key] = now
-        name = self.room.ledger.namespaces.name(space.ino)
+        self._looked[space.ino, code] = now
+        if isinstance(error, QuotaError):
+            found = self._held_quota(space, error)
+        else:
+            tiers = [tier for tier in self.room.ledger.tiers.local if space.takes(tier)]
+            found = held_room(self.room, space, tiers)
+        causes = {(space.ino, code, cause) for cause in found.causes or {""}}
+        self._told = {cause: at for cause, at in self._told.items() if now - at < QUIET}
+        if causes <= self._told.keys():
+            return
+        self._told |= dict.fromkeys(causes, now)
         log.warning(
-            "namespace %s: writers get %s: %s; %s", name, code, error, self._cure(space, code)
+            "namespace %s: writers get %s: %s; %s (said once in %.0f minutes per cause)",
+            *(self.room.ledger.namespaces.name(space.ino), code, error, found.text, QUIET / 60),
         )
 
-    def _cure(self, space: Namespace, code: str) -> str:
-        if code == errno.errorcode[errno.EDQUOT]:
-            why = _why_kept(space) or IN_USE
-            return f"{why}; raise its quota, or {'close' if why == IN_USE else 'unlink'} files"
-        tiers = [tier for tier in self.room.ledger.tiers.local if space.takes(tier)]
-        return held_room(self.room, space, tiers)
+    def _held_quota(self, space: Namespace, error: QuotaError) -> HeldRoom:
+        """The causes for which a hard quota has no room: all are in the namespace itself."""
+        ledger = self.room.ledger
+        found = free_space.holders(self.room, space, ledger.tiers.local)
+        whys = {one.why: _why(one, "") for one in found if one.space is space}
+        if ledger.dirty.bytes and space.takes(ledger.tiers.bucket):
+            whys["bucket"] = "objects that wait for the bucket"
+        text = "; ".join(
+            filter(None, (", ".join(whys.values()), _cures(whys, "", "raise its quota")))
+        )
+        return HeldRoom(frozenset({*whys, error.because} - {""}), text)
 
 
 def held_room(
-    room: Room, writer: Namespace, tiers: list[Tier], growing: OpenObject | None = None
-) -> str:
+    room: Room,
+    writer: Namespace | None,
+    tiers: list[Tier],
+    growing: OpenObject | None = None,
+    *,
+    demotes: bool = False,
+) -> HeldRoom:
     """Say what holds the room that a namespace's writer needs in these tiers, and the cures.
 
-    growing: the writer's file, if it has one already.
+    Arguments are those of `free_space.holders`.
     """
-    ledger, name = room.ledger, room.ledger.namespaces.name(writer.ino)
-    holders = free_space.holders(room, writer, tiers, growing)
+    ledger = room.ledger
+    name = "" if writer is None else ledger.namespaces.name(writer.ino)
+    holders = free_space.holders(room, writer, tiers, growing, demotes=demotes)
     found = [
         f"namespace {ledger.namespaces.name(one.space.ino)} has {human(one.bytes)} "
-        f"({_why(one, name, tiers)})"
+        f"({_why(one, name)}{_both(one, tiers)})"
         for one in holders[:HOLDERS]
     ]
     if len(holders) > HOLDERS:
         found.append(f"{human(sum(one.bytes for one in holders[HOLDERS:]))} more")
+    causes = {one.why for one in holders}
     if ledger.dirty.bytes:
         found.append(f"{human(ledger.dirty.bytes)} wait for the bucket")
-    whys = {one.why for one in holders}
-    cures = [cure.format(name=name) for why, cure in CURES.items() if why in whys]
-    return f"the room is held: {', '.join(found)}; " + ", ".join([*cures, "or give a larger tier"])
+        causes.add("bucket")
+    held = f"the room is held: {', '.join(found)}" if found else ""
+    cures = _cures(causes, name, "give a larger tier")
+    return HeldRoom(frozenset(causes), "; ".join(filter(None, (held, cures))))
 
 
-def _why(holder: Holder, writer: str, tiers: list[Tier]) -> str:
+def _cures(causes: Container[str], writer: str, last: str) -> str:
+    """The cures of these causes, and one that always helps."""
+    found = (cure.format(writer=writer) for why in CURES if why in causes for cure in CURES[why])
+    return " or ".join(filter(None, (", ".join(dict.fromkeys(found)), last)))
+
+
+def _why(holder: Holder, writer: str) -> str:
     """Why a writer of a namespace cannot get these bytes."""
-    space = holder.space
-    if holder.why == "kept":
-        both = space.settings.pin and len(tiers) > 1 and space.doubled_bytes
-        return _why_kept(space) + ("; copies in ram and nvme both count" if both else "")
-    return {
-        "open": "open files",
-        "written": "files being written",
-        "gone": "unlinked files that processes may have",
-        "spared": f"it gives room only after namespace {writer}",
-    }[holder.why]
+    return WHYS[holder.why].format(files=holder.space.kept_objects, writer=writer)
 
 
-def _why_kept(space: Namespace) -> str:
-    """Why kvfs does not evict objects of a namespace; "" if it may evict all."""
-    if space.settings.pin:
-        return "pin=on"
-    if space.settings.eviction == "never":
-        return "eviction=never"
-    if space.kept_objects:
-        return f"{space.kept_objects} of its files are pinned, or kept for their connector"
-    return ""
+def _both(holder: Holder, tiers: list[Tier]) -> str:
+    twice = holder.why == "pin" and len(tiers) > 1 and holder.space.doubled_bytes
+    return "; copies in ram and nvme both count" if twice else ""

@@ -36,6 +36,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.namespaces.drops import Reason
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.order import Order, Victim, key_of
 from kvfs.errors import CatalogError
@@ -175,9 +176,17 @@ class Victims:
         )
 
     def evict_of(
-        self, namespace: Namespace, which: OrderOf, tier: Tier | None, twins: Twins
+        self,
+        namespace: Namespace,
+        which: OrderOf,
+        tier: Tier | None,
+        twins: Twins,
+        reason: Reason = "evicted",
     ) -> bool:
-        """Evict a victim of one namespace, as `evict`. tier: None drops all copies of an object."""
+        """Evict a victim of one namespace, as `evict`. tier: None drops all copies of an object.
+
+        reason: counted for what is dropped.
+        """
         order = which(namespace)
         found = self._victim(order, tier, twins)
         if found is None:
@@ -187,7 +196,7 @@ class Victims:
                 if tier and len(self.ledger.tiers.holders(inode)) > 1 and twins == "evict_copy":
                     self.ledger.records.remove_copy(inode, tier)
                 elif self.ledger.catalog.inode(inode.ino) is not None:  # not with its group
-                    self.ledger.removals.evict(inode)
+                    self.ledger.removals.evict(inode, reason)
             except CatalogError:
                 for left in found[1][at:]:
                     order.touch(left)  # it stays; the next try takes another victim

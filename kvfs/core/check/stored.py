@@ -259,8 +259,10 @@ class ListingCheck:
             report("somebody has it open", None)
         else:
             drop = partial(ledger.removals.drop, inode, "lost", stored=ours)
-            mend = partial(ledger.removals.let_go, inode) if others else drop
-            report("drop it with its names", mend)
+            report(
+                "drop it with its names",
+                partial(ledger.removals.let_go, inode) if others else drop,
+            )
 
     def _end_deletes(self) -> None:
         """Remove the marks of keys that were to be deleted and are not there."""

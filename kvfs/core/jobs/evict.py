@@ -3,13 +3,14 @@
 Contract: with `to="nvme"` an object leaves RAM; if NVMe has no copy, one is made before. With
 `to="s3"` an object leaves every local tier if the bucket has this version. An object that no other
 tier would hold is refused and counted with its reason. With `drop` such an object is dropped with
-its names, and its group with it, as in eviction.
+its names, and its group with it, as in eviction. `log_dropped` tells what was dropped.
 
 An object that is in use, pinned or kept is always refused. An object is also refused if the copy
 that would stay is in a tier that is down. `dry` only counts. The record changes first, and nothing
 is read before an await and changed after it. Not for making room (`Room`).
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,9 @@ from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.errors import ConfigError, KvfsError, TierError
 from kvfs.movement.movers import SourceChangedError
 from kvfs.tiers import Tier
+from kvfs.units import human
+
+log = logging.getLogger(__name__)
 
 NO_ROOM = "nvme has no room for it"
 
@@ -55,6 +59,9 @@ class Evict:
         self._check()
         self.counts = Counter(dict.fromkeys(("evicted", "dropped", "already", "refused"), 0))
         self.freed = 0  # bytes in local tiers
+        # Objects and bytes that were dropped, with their groups, by namespace.
+        self._dropped: Counter[str] = Counter()
+        self._dropped_bytes = 0
         self._planned = 0  # bytes on NVMe of copies that a dry run would make
         self.why = Reasons()
 
@@ -79,6 +86,15 @@ class Evict:
 
     def describe(self) -> dict[str, Any]:
         return {"to": self.to, **self.counts, "freed_bytes": self.freed, "why": dict(self.why)}
+
+    def log_dropped(self) -> None:
+        """Log what was dropped, if anything was."""
+        if self._dropped:
+            spaces = ", ".join(f"{n} of namespace {name}" for name, n in self._dropped.items())
+            log.info(
+                "kvfs evict --drop dropped %d objects of %s: %s",
+                *(self._dropped.total(), human(self._dropped_bytes), spaces),
+            )
 
     def failed(self, inode: Inode, error: Exception) -> None:
         if self._is_gone(inode.ino):
@@ -135,13 +151,20 @@ class Evict:
             else:
                 self._done("evicted", inode, leaves, partial(ledger.removals.evict, inode))
         elif self.drop:
-            self._done("dropped", inode, leaves, partial(ledger.removals.drop, inode, "evicted"))
+            self._done("dropped", inode, leaves, partial(self._drop, inode))
         elif inode.ino in ledger.dirty:
             self._refuse("s3 lacks it yet: kvfs flush --wait uploads it")
         elif inode.ino in ledger.dirty.contested:
             self._refuse("it is only here, since another file has its name in s3: --drop loses it")
         else:
             self._refuse("it is only here, and s3 is not to have it: --drop loses it")
+
+    def _drop(self, inode: Inode) -> None:
+        namespaces = self.ledger.namespaces
+        name = namespaces.name(namespaces.of(inode).ino)
+        for dropped in self.ledger.removals.drop(inode, "asked"):
+            self._dropped[name] += 1
+            self._dropped_bytes += dropped.size
 
     def _leave_ram(self, inode: Inode) -> Deferred | None:
         ledger, nvme, ram = self.ledger, self.ledger.tiers.nvme, self.ledger.tiers.ram

@@ -36,9 +36,10 @@ class Visitor(Protocol):
 
 
 class _TreeJob(Job):
-    def __init__(self, roots: Sequence[int], visitor: Visitor) -> None:
+    def __init__(self, roots: Sequence[int], visitor: Visitor, at_end: Callable[[], None]) -> None:
         super().__init__(roots)
         self.visitor = visitor
+        self.at_end = at_end
         self.problem = ""
 
     def describe(self) -> dict[str, Any]:
@@ -52,11 +53,19 @@ class TreeJobs(Jobs[_TreeJob]):
         super().__init__(KEPT)
         self.table = table
 
-    def start(self, roots: Sequence[int], visitor: Visitor) -> int:
-        """Start a job and return its number. Raises NoSpaceError."""
+    def start(
+        self,
+        roots: Sequence[int],
+        visitor: Visitor,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Start a job and return its number. Raises NoSpaceError.
+
+        at_end: called after the last visit and its deferred work.
+        """
         if self.alive >= ALIVE_MOST:
             raise NoSpaceError(f"{ALIVE_MOST} jobs over trees have not ended: try again later")
-        return self.begin(_TreeJob(roots, visitor))
+        return self.begin(_TreeJob(roots, visitor, at_end))
 
     async def run(self) -> None:
         """Run the jobs, until it is cancelled."""
@@ -72,6 +81,7 @@ class TreeJobs(Jobs[_TreeJob]):
                     await self._go_through(job, root, slots, nursery)
         finally:
             self.end(job)
+            job.at_end()
 
     async def _go_through(
         self, job: _TreeJob, root: int, slots: trio.Semaphore, nursery: trio.Nursery

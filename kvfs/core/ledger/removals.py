@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from typing import get_args
 
 import trio
 
@@ -22,6 +23,7 @@ from kvfs.core.ledger.records import Records
 from kvfs.core.ledger.retries import Retries
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.ledger.trash import Trash
+from kvfs.core.namespaces.drops import OfCommand, Reason
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.tiers import Tier
@@ -144,10 +146,10 @@ class Removals:
         self._drop(inode, "stale", stored=delete)
         self.tiers.bucket.counters["stale"] += 1
 
-    def evict(self, inode: Inode) -> None:
+    def evict(self, inode: Inode, reason: Reason = "evicted") -> None:
         """Evict an object from all local tiers. If the bucket has it, it keeps its names."""
         if not inode.in_bucket:
-            self.drop(inode, "evicted")
+            self.drop(inode, reason)
             return
         with self.catalog.batch() as batch:
             before = batch.change(inode)
@@ -166,28 +168,32 @@ class Removals:
     def drop(
         self,
         inode: Inode,
-        reason: str,
+        reason: Reason,
         *,
         quarantine: bool = False,
         why: str = "",
         stored: bool = True,
-    ) -> None:
+    ) -> list[Inode]:
         """Drop an object with all its names, and the other files of its group that are here.
 
-        stored: their keys in the bucket go as well.
+        stored: their keys in the bucket go as well. Returns what it dropped.
         """
         self._drop(inode, reason, quarantine=quarantine, why=why, stored=stored)
+        dropped = [inode]
+        rest = reason if reason in get_args(OfCommand) else "incomplete"  # half a group is a miss
         for ino in self.namespaces.of(inode).members(inode):
             other = self.table.inode(ino)
             if other is None or self.namespaces.places.is_pinned(other):
                 continue
             if ino not in self.table.open and ino not in self.table.busy:
-                self._drop(other, "incomplete", stored=stored)  # half a group is a miss
+                self._drop(other, rest, stored=stored)
+                dropped.append(other)
+        return dropped
 
     def _drop(
         self,
         inode: Inode,
-        reason: str,
+        reason: Reason,
         *,
         quarantine: bool = False,
         why: str = "",
@@ -201,7 +207,7 @@ class Removals:
                 self._drop_open(inode, batch, away)
             else:
                 self.forget(inode, batch, stored=stored, away=away)
-        self._count(inode, reason)
+        self.count(inode, reason)
         for parent, entry in names:
             self.invalidate_name(parent, entry.name, inode.ino)
 
@@ -213,12 +219,19 @@ class Removals:
             batch.unlink(*name)
         return names
 
-    def _count(self, inode: Inode, reason: str) -> None:
+    def count(self, inode: Inode, reason: Reason) -> None:
+        """Count a dropped object. In a dropped namespace, the reason is that of its drop."""
+        space = self.namespaces.of(inode)
+        drops = space.drops
+        if drops is not None and space.ino in self.namespaces.dropped:
+            reason = drops.reason
+        if drops is not None and drops.reason == reason:
+            drops.add(inode)
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
         self.namespaces.left(inode, f"dropped_{reason}")
-        if reason not in {"evicted", "incomplete"}:
-            self.namespaces.of(inode).went(inode)
+        if reason not in {"evicted", "incomplete", "quota"}:  # a larger cache would have it
+            space.went(inode)
 
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
         """Take an open object's copies out of the accounts; its record goes when it is closed."""
@@ -282,7 +295,7 @@ class Removals:
             self.orphans.unlinked_open(inode, batch)
         held.publish = None
         if found:
-            self._count(inode, "too_large")
+            self.count(inode, "too_large")
         for parent, entry in names:
             self.invalidate_name(parent, entry.name, inode.ino)
 

@@ -19,6 +19,7 @@ from itertools import chain
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.capacity.refusals import held_room
 from kvfs.core.capacity.room import Room
 from kvfs.core.capacity.victims import Twins
 from kvfs.core.moves.transfers import TierTransfers
@@ -138,9 +139,12 @@ class Demotion:
                     if until > trio.current_time() and ino != space.ino
                 }
                 if all_goes or not self.next():
+                    writer = None if all_goes else space
+                    why = held_room(self.room, writer, [nvme], demotes=not all_goes)
                     self.breaker.pause(
-                        f"nothing is demoted: the NVMe tier has no room for {cost} bytes; let kvfs "
-                        "evict more there (eviction=never, pins), or give a larger nvme_size=",
+                        f"nothing is demoted: the NVMe tier has no room for {cost} bytes; "
+                        f"{why.text}",
+                        "no room on nvme",
                         counts=all_goes,
                     )
                 return

@@ -72,9 +72,14 @@ class Walks:
         """
         for ino in list(self.namespaces.unaccounted):
             await self._account_anew(ino)
-        name = self.namespaces.name(top)
         await self._empty(top, prefix=False)
-        log.info("namespace %s was dropped, and nothing of it is left", name or top)
+
+    def _log_cleared(self, top: int) -> None:
+        name, drops = self.namespaces.name(top), self.namespaces.drops_of(top)
+        what = "namespace %s was dropped: kvfs removed its %s, and nothing of it is left"
+        if drops.reason == "version":
+            what = "namespace %s has a new version: kvfs removed %s of the earlier version"
+        log.info(what, name or top, drops)
 
     async def _empty(self, top: int, *, prefix: bool) -> None:
         """Remove a directory and all below, deepest first.
@@ -134,9 +139,11 @@ class Walks:
         inode.links = tuple(link for link in inode.links if link != (parent, entry.cookie))
         if inode.links:
             self._account_to_other(inode, batch)
-        elif (
-            inode.ino in self.ledger.table.open
-        ):  # it stays accounted to the dropped namespace until closed
+            return
+        if inode.is_file:  # it goes with the block before it, or with its namespace
+            batch.then(partial(self.ledger.removals.count, inode, "incomplete"))
+        if inode.ino in self.ledger.table.open:
+            # It stays accounted to the dropped namespace until closed.
             self.ledger.orphans.unlinked_open(inode, batch)
         else:
             self.ledger.removals.forget(inode, batch)
@@ -160,6 +167,7 @@ class Walks:
                         batch.put(above)
                 self.ledger.removals.forget(inode, batch)
             if top:
+                batch.then(partial(self._log_cleared, ino))
                 self.namespaces.end_drop(ino, batch)
 
     def _inodes(self, entries: list[Dentry]) -> Iterator[tuple[Dentry, Inode | None]]:

@@ -15,6 +15,7 @@ from typing import Any
 from kvfs import eviction
 from kvfs.catalog import Inode
 from kvfs.core.namespaces.blocks import Blocks
+from kvfs.core.namespaces.drops import Drops
 from kvfs.core.namespaces.open_order import OpenOrder
 from kvfs.core.namespaces.order import Order, key_of
 from kvfs.fairness.token_bucket import LATE, TokenBucket
@@ -79,6 +80,8 @@ class Namespace:
         self.models: Counter[int] = Counter()  # objects by number, see `Namespaces.models`
         self.model_bytes: Counter[int] = Counter()
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        # What a command drops here at the moment: a drop, a new version, or a lower hard quota.
+        self.drops: Drops | None = None
         self.opens_timed, self.open_seconds = 0, 0.0  # opens to read, and how long they took
         self.refused: dict[int, int] = {}  # inode -> bytes, of the objects in `ram_spare`
         self.too_large: set[int] = set()  # inodes that only RAM has: they are too large for NVMe

@@ -21,6 +21,7 @@ import trio
 
 from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode, keys
 from kvfs.core.namespaces.access_log import AccessLog
+from kvfs.core.namespaces.drops import Drops
 from kvfs.core.namespaces.namespace import READ, Namespace
 from kvfs.core.namespaces.places import Places
 from kvfs.errors import ConfigError
@@ -64,8 +65,8 @@ class Namespaces:
         self._settings_change: Callable[[], None] = lambda: None
         for ino, text in catalog.marks(keys.SETTINGS):
             self._load(ino, text)
-        for ino, name in catalog.marks(keys.DROPPED):
-            self._dropped(ino, name)
+        for ino, value in catalog.marks(keys.DROPPED):
+            self._dropped(ino, value)
         self.unaccounted.update(ino for ino, _ in catalog.marks(keys.UNACCOUNTED))
         self._look_around()
 
@@ -273,11 +274,15 @@ class Namespaces:
     def _changed(self, ino: int, settings: Settings) -> None:
         self.wake()
         self.places.forget_paths()  # paths begin at namespaces
-        found = self._all.get(ino)
+        found, before = self._all.get(ino), Settings()
         if found is None:
-            self._all[ino] = Namespace(ino, settings, tiered=self.tiered)
+            found = self._all[ino] = Namespace(ino, settings, tiered=self.tiered)
         else:
+            before = found.settings
             found.change(settings)
+        full = found.objects or ino in self.unaccounted
+        if full and found.drops is None and _lowers_quota(before, settings):
+            found.drops = Drops("quota")  # until `Quota.bring_within` has ended
         self._look_around()
 
     def forget(self, ino: int, batch: Batch) -> None:
@@ -293,25 +298,33 @@ class Namespaces:
             self._ended[ino] = found
         self._look_around()
 
-    def drop(self, ino: int, name: bytes, batch: Batch) -> None:
+    def drop(self, ino: int, name: bytes, batch: Batch, *, switched: bool) -> None:
         """Drop a namespace: all below it is gone for programs at once. Its room follows later.
 
-        name: the last name of its directory.
+        name: the last name of its directory. switched: a new version of the namespace has it now.
         """
         batch.unmark(keys.SETTINGS, ino)
-        batch.mark(keys.DROPPED, ino, name)
-        batch.then(lambda: self._dropped(ino, name))
+        value = name + keys.SWITCHED if switched else name
+        batch.mark(keys.DROPPED, ino, value)
+        batch.then(lambda: self._dropped(ino, value))
 
-    def _dropped(self, ino: int, name: bytes) -> None:
+    def _dropped(self, ino: int, value: bytes) -> None:
         found = self._all.pop(ino, None)
-        self._names[ino] = name
-        self.dropped[ino] = (
-            Namespace(ino, Settings(), tiered=self.tiered) if found is None else found
-        )
-        self.dropped[ino].limits.change(Settings())  # tasks that wait there may go on
+        self._names[ino] = value.removesuffix(keys.SWITCHED)
+        if found is None:
+            found = Namespace(ino, Settings(), tiered=self.tiered)
+        found.drops = Drops("version" if value.endswith(keys.SWITCHED) else "asked")
+        found.limits.change(Settings())  # tasks that wait there may go on
+        self.dropped[ino] = found
         self._look_around()
         self.places.forget_paths()
         self.wake()
+
+    def drops_of(self, ino: int) -> Drops:
+        """Return what has gone of a dropped namespace by now, and why."""
+        found = self.dropped[ino].drops
+        assert found is not None  # each dropped namespace has one
+        return found
 
     def end_drop(self, ino: int, batch: Batch) -> None:
         """End the drop of a directory of which nothing is left."""
@@ -391,3 +404,9 @@ class Namespaces:
             if objects[number]
             for engine, model in [self.places.models[number]]
         ]
+
+
+def _lowers_quota(before: Settings, now: Settings) -> bool:
+    """Whether a hard quota is less than before. 0 is no quota."""
+    quotas = (before.quota_hard, now.quota_hard), (before.quota_objects, now.quota_objects)
+    return any(new > 0 and (new < old or not old) for old, new in quotas)
