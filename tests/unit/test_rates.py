@@ -274,14 +274,18 @@ def test_a_frame_fits_its_terminal(width: int, sort: str) -> None:
         assert " of 100" in "\n".join(lines)
 
 
-def test_frame_without_an_answer_keeps_the_last_figures() -> None:
+def test_frame_without_an_answer_keeps_the_last_figures_and_tells_their_age() -> None:
     found = frame(status(namespace("a"), sealed=1), status(namespace("a"), sealed=9))
-    text = drawn(found.without_answer(10.0, "refused").without_answer(13.0, "no daemon answers"))
-    assert "no answer for 3 s, perhaps a takeover: no daemon answers" in text
+    assert found.look is not None
+    answered = found.look.at
+    first = found.without_answer(answered + 5, "refused")
+    assert "last answer 5 s ago, perhaps a takeover: refused" in drawn(first)
+    text = drawn(first.without_answer(answered + 8, "no daemon answers"))
+    assert "last answer 8 s ago, perhaps a takeover: no daemon answers" in text
     assert "sealed/s -" in text
     assert "ram" in text
-    back = found.without_answer(10.0, "refused").after(Look(15.0, status(namespace("a"))), {})
-    assert "no answer" not in drawn(back)
+    back = first.after(Look(answered + 10, status(namespace("a"))), {})
+    assert "last answer" not in drawn(back)
 
 
 def test_names_are_no_markup_and_leave_their_line_alone() -> None:
