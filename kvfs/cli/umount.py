@@ -11,11 +11,12 @@ import select
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kvfs import mounts, runtime
-from kvfs.cli import mountpoint_argument, users
+from kvfs.cli import human, mountpoint_argument, users
 from kvfs.cli.screen import moving
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -29,7 +30,9 @@ NOW_S = 5.0  # with --now the keeper waits for the daemon for less than that
 @click.command
 @mountpoint_argument
 @click.option(
-    "--now", is_flag=True, help="Do not save objects that only RAM holds. Ends within 5 s."
+    "--now",
+    is_flag=True,
+    help="Do not save objects that only RAM holds, and print how many. Ends within 5 s.",
 )
 @click.option(
     "-l", "--lazy", is_flag=True, help="Detach now. The daemon ends when the last file is closed."
@@ -41,12 +44,12 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     """
     mounted = _is_mounted(mountpoint, now=now)
     entry = runtime.mount_at(mountpoint)
-    keeper = _keeper(mountpoint)
+    keeper, lost = _keeper(mountpoint), None
     try:
         if keeper is not None and not now:
             _write_back(mountpoint)
         if keeper is not None and now:
-            request(mountpoint, "discard_ram", on=True, lasting=lazy)
+            lost = request(mountpoint, "discard_ram", on=True, lasting=lazy)
         try:
             if mounted:
                 _unmount(mountpoint, lazy=lazy)
@@ -66,6 +69,8 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
                 f"{mountpoint} is unmounted, but its daemon has not ended in {patience:.0f} s: "
                 f"{why}"
             )
+        if lost:  # a daemon of an earlier version says nothing
+            _say_lost(lost)
     finally:
         if keeper is not None:
             os.close(keeper)
@@ -134,6 +139,18 @@ def _write_back(mountpoint: Path) -> None:
             "larger nvme_size",
             err=True,
         )
+
+
+def _say_lost(lost: dict[str, Any]) -> None:
+    if lost["objects"] or not lost["census_done"]:
+        least = "" if lost["census_done"] else "at least "
+        click.echo(
+            f"kvfs: {least}{lost['objects']} objects ({human(lost['bytes'])}) are lost with RAM: "
+            "neither NVMe nor the bucket had them",
+            err=True,
+        )
+    else:
+        click.echo("nothing was lost")
 
 
 def _unmount(mountpoint: Path, *, lazy: bool) -> None:
