@@ -26,12 +26,15 @@ from kvfs.rates import (
     opens_of,
     quota_share,
     reserved_of,
+    sample_of,
     staging_of,
     taken_share,
 )
 
 SORTS = ("bytes", "objects", "opens", "hits", "misses", "name")
-TIMES = ("1", "0.5", "2", "4")  # sizes for which the hit ratio is estimated, as multiples
+# Sizes for which the hit ratio is estimated, as multiples. The first column also has the accesses
+# that the sample has seen, before there are estimates.
+TIMES = ("1", "0.5", "2", "4")
 WIDEST = 150  # columns from which on everything is shown
 WIDER = 130
 WIDE = 100
@@ -253,7 +256,8 @@ def _namespaces(
             str(int(opens.misses)),
             _percent(lately.ratio if lately else None),
             _percent(opens.ratio),
-            *(_percent(ratios.get(at)) for at in TIMES),
+            sample_of(one) or _percent(ratios.get(TIMES[0])),
+            *(_percent(ratios.get(at)) for at in TIMES[1:]),
             eviction_of(one),
         ]
         shown.append(cells)

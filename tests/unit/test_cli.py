@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from kvfs import runtime
 from kvfs.cli import doctor, human, main
@@ -21,6 +22,7 @@ from kvfs.cli import options as set_command
 from kvfs.cli import status as status_command
 from kvfs.cli import umount as umount_command
 from kvfs.cli.mount import GROUPS
+from kvfs.cli.ns import overview
 from kvfs.config import Config
 from kvfs.errors import ControlError
 from kvfs.mounts import MNT_DETACH, mount, umount
@@ -351,6 +353,18 @@ def test_a_daemon_that_does_not_end_is_reported(
     monkeypatch.setattr(umount_command, "request", answers([], daemon.pid, iter([])))
     monkeypatch.setattr(umount_command, "EXIT_S", 0)
     assert_refused(kvfs("umount", "--now", dead_mount), "its daemon has not ended", code=1)
+
+
+def test_ns_list_shows_how_far_the_estimates_are() -> None:
+    (one,) = STATUS["namespaces"]
+    early = one | {"hit_ratio_at": {}, "hit_ratio_sample": {"seen": 120, "needed": 400}}
+    console = Console(width=200)
+    with console.capture() as text:
+        console.print(overview([early]), overview([one]))
+    lines = text.get().splitlines()
+    assert lines[0].index("at x1") < lines[1].index("120 of 400") + len("120 of 400")
+    assert lines[1].index("120 of 400") < lines[0].index("x0.5")
+    assert "120" not in lines[3]
 
 
 def test_busy_mount_names_its_users(tmp_path: Path) -> None:

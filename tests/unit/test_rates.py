@@ -21,6 +21,7 @@ from kvfs.rates import (
     opens_of,
     quota_share,
     reserved_of,
+    sample_of,
     taken_share,
 )
 
@@ -231,6 +232,13 @@ def test_long_events_take_the_free_lines() -> None:
     tight = drawn(many, 80, 24).splitlines()
     assert len(tight) <= 24
     assert sum(one.rstrip().endswith("…") for one in tight) == 3
+
+
+def test_accesses_of_the_sample_are_shown_before_its_ratios() -> None:
+    one = namespace("a") | {"hit_ratio_at": {}, "hit_ratio_sample": {"seen": 120, "needed": 400}}
+    assert "120 of 400" in drawn(frame(status(one)), 180)
+    assert sample_of(one) == "120 of 400"
+    assert sample_of(one | {"hit_ratio_at": {"1": 0.5}}) == ""
 
 
 def test_no_opens_have_no_ratio() -> None:
