@@ -1,5 +1,6 @@
 """The command line: what it refuses, with which exit code, and how it starts and ends a daemon."""
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -508,6 +509,17 @@ def test_doctor_names_the_cure_of_each_lack(monkeypatch: pytest.MonkeyPatch) -> 
     assert "degraded passthrough not tried: needs CAP_SYS_ADMIN" in shown
     assert "degraded memory" in shown
     assert "missing fusermount3 not installed cure: apt-get install fuse3" in shown
+
+
+def test_doctor_does_not_begin_with_a_chmod(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        check = doctor._device()
+    assert check.verdict == "missing"
+    assert check.cure.startswith("use sudo; ")
 
 
 def test_doctor_expects_only_the_packages_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
