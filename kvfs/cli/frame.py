@@ -35,7 +35,7 @@ SORTS = ("bytes", "objects", "opens", "hits", "misses", "name")
 # Sizes for which the hit ratio is estimated, as multiples. The first column also has the accesses
 # that the sample has seen, before there are estimates.
 TIMES = ("1", "0.5", "2", "4")
-WIDEST = 150  # columns from which on everything is shown
+WIDEST = 160  # columns from which on everything is shown
 WIDER = 130
 WIDE = 100
 MIDDLE = 70
