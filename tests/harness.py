@@ -80,13 +80,15 @@ class Mounted:
         found: dict[str, Any] = wait_for(still, f"{self.path} is idle")
         return found
 
-    def umount(self, *arguments: str) -> None:
+    def umount(self, *arguments: str) -> str:
+        """Unmount, wait for the keeper's end, and return what the command prints."""
         command = [*KVFS, "umount", *arguments, str(self.path)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stderr
         wait_for(lambda: not alive(self.keeper), "the keeper ends after umount")
+        return done.stdout + done.stderr
 
     def remount(self, options: str | None = None) -> None:
         self.umount()

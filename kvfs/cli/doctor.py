@@ -122,7 +122,7 @@ def _device() -> Check:
     except OSError as error:
         cure = "modprobe fuse; in a container pass --device /dev/fuse"
         if isinstance(error, PermissionError):
-            cure = "chmod 0666 /dev/fuse, or run as root"
+            cure = "use sudo; for all users: apt-get install fuse3, whose udev rule sets the mode"
         return Check("/dev/fuse", "missing", error.strerror or str(error), cure)
     return Check("/dev/fuse", "ok", "opens")
 

@@ -26,13 +26,16 @@ from kvfs.rates import (
     opens_of,
     quota_share,
     reserved_of,
+    sample_of,
     staging_of,
     taken_share,
 )
 
 SORTS = ("bytes", "objects", "opens", "hits", "misses", "name")
-TIMES = ("1", "0.5", "2", "4")  # sizes for which the hit ratio is estimated, as multiples
-WIDEST = 150  # columns from which on everything is shown
+# Sizes for which the hit ratio is estimated, as multiples. The first column also has the accesses
+# that the sample has seen, before there are estimates.
+TIMES = ("1", "0.5", "2", "4")
+WIDEST = 160  # columns from which on everything is shown
 WIDER = 130
 WIDE = 100
 MIDDLE = 70
@@ -53,14 +56,13 @@ class View(NamedTuple):
 
 
 class TopFrame(NamedTuple):
-    """The last answers of the daemon, and the time since which it has given none."""
+    """The last answers of the daemon, and the problem since then, if there is one."""
 
     look: Look | None = None
     rates: Rates | None = None
     objects: dict[str, Any] = {}  # noqa: RUF012 (it is never changed)
     events: tuple[dict[str, Any], ...] = ()  # the latest, the oldest first
-    silent_since: float = 0.0
-    now: float = 0.0
+    now: float = 0.0  # s, monotonic, of the last request without an answer
     problem: str = ""
 
     def after(
@@ -72,16 +74,14 @@ class TopFrame(NamedTuple):
 
     def without_answer(self, now: float, problem: str) -> "TopFrame":
         """Return the next frame after a failed request: the last figures stay visible."""
-        return self._replace(
-            silent_since=self.silent_since or now, now=now, problem=problem, rates=None
-        )
+        return self._replace(now=now, problem=problem, rates=None)
 
     def render(self, view: View, width: int, height: int) -> RenderableType:
         """Draw the frame in at most `width` columns and `height` rows."""
         if self.look is None:
             return line(self.problem or "asking the daemon")
         status = self.look.status
-        head: list[RenderableType] = [*self._head(status, view)]
+        head: list[RenderableType] = [*self._head(self.look, view)]
         tiers = _tiers(status, self.rates, width)
         flows = _flows(status, self.rates)
         lines = max(1, -(-len(flows.plain) // max(1, width)))
@@ -97,7 +97,8 @@ class TopFrame(NamedTuple):
             *_events(self.events, width, free),
         )
 
-    def _head(self, status: Any, view: View) -> list[Text]:  # noqa: ANN401 (JSON)
+    def _head(self, look: Look, view: View) -> list[Text]:
+        status = look.status
         takeovers = status["takeovers"]
         first = (
             f"kvfs {status['version']}  {status['mountpoint']}  up {duration(status['uptime_s'])}  "
@@ -105,8 +106,8 @@ class TopFrame(NamedTuple):
         )
         lines = [Text(line(first).plain, style="bold", no_wrap=True, overflow="ellipsis")]
         if self.problem:
-            since = self.now - self.silent_since
-            said = f"no answer for {since:.0f} s, perhaps a takeover: {self.problem}"
+            since = self.now - look.at
+            said = f"last answer {since:.0f} s ago, perhaps a takeover: {self.problem}"
             lines.append(
                 Text(line(said).plain, style="bold red", no_wrap=True, overflow="ellipsis")
             )
@@ -258,7 +259,8 @@ def _namespaces(
             str(int(opens.misses)),
             _percent(lately.ratio if lately else None),
             _percent(opens.ratio),
-            *(_percent(ratios.get(at)) for at in TIMES),
+            sample_of(one) or _percent(ratios.get(TIMES[0])),
+            *(_percent(ratios.get(at)) for at in TIMES[1:]),
             eviction_of(one),
         ]
         shown.append(cells)

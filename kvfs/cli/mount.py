@@ -67,8 +67,9 @@ def _options_help() -> str:
                 f"      {row.meaning}",
             ]
     note = (
-        "Sizes are 512M, 2G, 1.5T. 'kvfs set' changes an option while mounted, 'kvfs upgrade'\n"
-        "with a new daemon. All other options need a new mount."
+        "Sizes are 512M, 2G, 1.5T: powers of 1024, with B and iB as well (64M = 64MB = 64MiB).\n"
+        "'kvfs set' changes an option while mounted, 'kvfs upgrade' with a new daemon. All other\n"
+        "options need a new mount."
     )
     return "\b\n" + "\n".join([*lines, note])
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ from kvfs.cli.screen import line, pairs, progress, screen, table
 from kvfs.control import request
 from kvfs.errors import ConfigError
 from kvfs.parsing import kinds_of, rows
-from kvfs.rates import eviction_of, opens_of, quota_share, staging_of
+from kvfs.rates import eviction_of, opens_of, quota_share, sample_of, staging_of
 from kvfs.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -208,7 +209,7 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
         )
     for text in filter(None, (found["problem"], found.get("note"))):
         console.print(line(f"namespace {namespace.name}: {text}"))
-    ratio = opens_of(found).ratio
+    ratio, sample = opens_of(found).ratio, sample_of(found)
     console.print(
         pairs([("namespace", found["name"]), *found["settings"].items()]),
         pairs(
@@ -223,6 +224,7 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
                     (f"estimated at {at} x {found['capacity_objects']} objects", f"{share:.1%}")
                     for at, share in found["hit_ratio_at"].items()
                 ),
+                *([("estimates after", f"{sample} accesses")] if sample else []),
             ]
         ),
         *models(found["models"]),
@@ -288,6 +290,8 @@ def overview(namespaces: list[dict[str, Any]]) -> Table:
     rows = []
     for one in namespaces:
         ratios, opens = one["hit_ratio_at"], opens_of(one)
+        # Before there are estimates, the first column shows how many accesses they lack.
+        estimated = zip_longest(TIMES.values(), [sample_of(one)], fillvalue="")
         cells = [
             one["name"],
             str(one["objects"]),
@@ -297,7 +301,7 @@ def overview(namespaces: list[dict[str, Any]]) -> Table:
             str(int(opens.hits)),
             str(int(opens.misses)),
             "" if opens.ratio is None else f"{opens.ratio:.1%}",
-            *(f"{ratios[at]:.1%}" if at in ratios else "" for at in TIMES.values()),
+            *(f"{ratios[at]:.1%}" if at in ratios else before for at, before in estimated),
             eviction_of(one),
         ]
         rows.append(cells)

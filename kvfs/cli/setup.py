@@ -20,7 +20,7 @@ from click.shell_completion import get_completion_class
 
 import kvfs
 from kvfs import runtime
-from kvfs.cli import main, manual, printable
+from kvfs.cli import kvfs_mounts, main, manual, printable
 from kvfs.errors import ConfigError, KvfsError
 
 PARTS = ("helper", "service", "completion", "man")
@@ -92,6 +92,8 @@ def command(
     system = _System(base, prefix)
     try:
         if remove:
+            if root == "/":
+                _say_mounts()
             system.remove(parts)
         elif packaged:  # a second unit would hide the package's, and name a version that goes
             click.echo("the Debian package kvfs has made this kvfs known to the system")
@@ -174,7 +176,7 @@ class _System:
                 yield self._marked(f"{_HELPERS[prefix]}/{name}", text, mode=0o755)
         if "service" in parts:
             text = (shared / "systemd" / "kvfs@.service").read_text()
-            text = text.replace(f"{_LOCAL}/bin/kvfs", self._program)
+            text = text.replace(f"{_LOCAL}/", f"{prefix}/")
             yield self._marked(f"{_UNITS[prefix]}/kvfs@.service", text)
         if "completion" in parts:
             below = f"{prefix}/share"
@@ -229,6 +231,16 @@ class _System:
         fresh.replace(link)
         click.echo(f"linked {printable(link)} to {printable(target)}")
         return True
+
+
+def _say_mounts() -> None:
+    """Name the mounts that go on without the files of this kvfs."""
+    if mounted := kvfs_mounts():
+        click.echo(
+            f"kvfs setup: still mounted: {', '.join(map(printable, mounted))}; unmount them with "
+            "kvfs umount before you delete this kvfs",
+            err=True,
+        )
 
 
 def shared_files() -> Path:

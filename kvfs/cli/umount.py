@@ -13,11 +13,12 @@ import select
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
 from kvfs import mounts, runtime
-from kvfs.cli import kvfs_mount, mountpoint_argument, users
+from kvfs.cli import human, kvfs_mount, mountpoint_argument, users
 from kvfs.cli.screen import moving
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -31,7 +32,9 @@ NOW_S = 5.0  # with --now the keeper waits for the daemon for less than that
 @click.command
 @mountpoint_argument
 @click.option(
-    "--now", is_flag=True, help="Do not save objects that only RAM holds. Ends within 5 s."
+    "--now",
+    is_flag=True,
+    help="Do not save objects that only RAM holds, and print how many. Ends within 5 s.",
 )
 @click.option(
     "-l", "--lazy", is_flag=True, help="Detach now. The daemon ends when the last file is closed."
@@ -43,15 +46,14 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     """
     mounted = _is_mounted(mountpoint, now=now)
     entry = runtime.mount_at(mountpoint)
-    keeper = _keeper(mountpoint)
-    too_large = 0
+    keeper, lost, too_large = _keeper(mountpoint), None, 0
     try:
         if mounted and entry and not lazy and (names := users.blocking(entry)):
             raise _busy(mountpoint, names)
         if keeper is not None and not now:
             too_large = _write_back(mountpoint)
         if keeper is not None and now:
-            request(mountpoint, "discard_ram", on=True, lasting=lazy)
+            lost = request(mountpoint, "discard_ram", on=True, lasting=lazy)
         try:
             if mounted:
                 _unmount(mountpoint, lazy=lazy)
@@ -77,6 +79,8 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
                 f"{mountpoint} is unmounted, but its daemon has not ended in {patience:.0f} s: "
                 f"{why}"
             )
+        if lost:  # a daemon of an earlier version says nothing
+            _say_lost(lost)
     finally:
         if keeper is not None:
             os.close(keeper)
@@ -149,6 +153,18 @@ def _write_back(mountpoint: Path) -> int:
             err=True,
         )
     return int(found.get("too_large", 0))
+
+
+def _say_lost(lost: dict[str, Any]) -> None:
+    if lost["objects"] or not lost["census_done"]:
+        least = "" if lost["census_done"] else "at least "
+        click.echo(
+            f"kvfs: {least}{lost['objects']} objects ({human(lost['bytes'])}) are lost with RAM: "
+            "neither NVMe nor the bucket had them",
+            err=True,
+        )
+    else:
+        click.echo("nothing was lost")
 
 
 def _unmount(mountpoint: Path, *, lazy: bool) -> None:

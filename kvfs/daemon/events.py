@@ -3,7 +3,7 @@
 Contract: each log line at INFO and above is an event of kind `log`. Other kinds have facts of their
 own:
 
-- `takeover`.
+- `takeover`: `why` says how the daemon before ended.
 - `tier`: a tier or the bucket changed its state.
 - `summary`: the evictions and refusals of a minute. A refusal is an error that means a lack or a
   failure of the mount, and none that only answers a program's question (REFUSALS).

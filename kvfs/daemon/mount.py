@@ -227,7 +227,11 @@ class Mount:
         self.events.watch(healths if self.bucket is None else [*healths, self.bucket.health])
         kind = "takeover" if self.takeover else "started"
         handles = len(self.operations.handles)
-        self.events.add(kind, number=self.order["takeovers"], pid=os.getpid(), handles=handles)
+        # A first daemon has no reason, and a keeper of an earlier version gives none.
+        cause = {"why": why} if (why := self.order.get("why")) else {}
+        self.events.add(
+            kind, number=self.order["takeovers"], pid=os.getpid(), handles=handles, **cause
+        )
 
     def _say_notes(self) -> None:
         """Log the cost of namespaces' settings."""

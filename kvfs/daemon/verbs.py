@@ -165,10 +165,18 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
         return {"passed": passed}
 
     async def discard_ram(*, on: bool, lasting: bool = False) -> dict[str, Any]:
-        """Do not write back at the next unmount, if that comes soon or the order is lasting."""
+        """Do not write back at the next unmount, if that comes soon or the order is lasting.
+
+        Returns the amount that would be lost. It is too little before the census is done.
+        """
         patience = float("inf") if lasting else DISCARD_PATIENCE
         mount.discard(time.monotonic() + patience if on else 0.0)
-        return {}
+        accounts = mount.ledger.accounts
+        return {
+            "objects": accounts.only_ram_objects,
+            "bytes": accounts.only_ram_bytes,
+            "census_done": accounts.census_done.is_set(),
+        }
 
     return {
         **administration.handlers(mount.lifecycle),

@@ -278,10 +278,19 @@ class WhatIf(Observer[float]):
         for ghost in self.ghosts.values():
             ghost.misses = 0.0
 
+    @property
+    def seen(self) -> int:
+        """The accesses since the count began; no decay lessens it."""
+        return round(self.accesses + self._decayed)
+
+    @property
+    def needed(self) -> int:
+        """The accesses before the first answer."""
+        return FEWEST << self.sample.shift
+
     def answers(self) -> dict[float, float]:
         """Return hit ratios by multiple of the capacity. Empty until enough accesses were seen."""
-        seen = self.accesses + self._decayed
-        return self.hit_ratios() if seen >= FEWEST << self.sample.shift else {}
+        return self.hit_ratios() if self.seen >= self.needed else {}
 
 
 class Seeds:

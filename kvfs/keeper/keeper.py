@@ -95,8 +95,13 @@ class Keeper:
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
         return process
 
-    def _serve(self, process: Process, config: dict[str, Any], *, patience: float) -> None:
-        """Let a process serve the mount, and mount it if needed. Raises DaemonFailed, KvfsError."""
+    def _serve(
+        self, process: Process, config: dict[str, Any], *, patience: float, why: str = ""
+    ) -> None:
+        """Let a process serve the mount, and mount it if needed. Raises DaemonFailed, KvfsError.
+
+        why: the reason of a takeover, for the events of the mount.
+        """
         loaded = process.expect("loaded", LOAD)
         if loaded["protocol"] != PROTOCOL:
             raise DaemonFailed(
@@ -110,6 +115,7 @@ class Keeper:
             takeover=self.device >= 0,
             takeovers=self.takeovers + (self.device >= 0),
             keeper_pid=os.getpid(),
+            why=why,
         )
         process.expect("prepared", patience)
         takeover = self.device >= 0
@@ -147,7 +153,7 @@ class Keeper:
             if daemon is not None and daemon.over:
                 return self._ended(daemon)
             if daemon is None or daemon.closed or self._end_if_silent(daemon):
-                if not self._replace():
+                if not self._replace(self._bury()):
                     return 1
                 continue
             self._keep_standby()
@@ -203,6 +209,7 @@ class Keeper:
         with suppress(ProcessLookupError):
             os.kill(daemon.pid, signal.SIGCONT)
             os.kill(daemon.pid, signal.SIGABRT)
+        daemon.silence = silence
         daemon.death()
         return True
 
@@ -231,16 +238,16 @@ class Keeper:
             process.end()
         return self._spawn(self.command, low_priority=False)
 
-    def _replace(self) -> bool:
+    def _replace(self, cause: str) -> bool:
         """Start daemons until one serves. If none does, unmount and return False."""
-        why = self._bury()
+        why = cause
         config = self._current_config()
         while self._deaths < DEATHS:
             if self._deaths:
                 self.clock.sleep(BACK_OFF * 2 ** (self._deaths - 1))
             process = self._successor()
             try:
-                self._serve(process, config, patience=START)
+                self._serve(process, config, patience=START, why=cause)
             except (DaemonFailed, KvfsError) as error:
                 self._deaths += 1
                 why = str(error)
@@ -261,7 +268,7 @@ class Keeper:
         daemon, self.daemon = self.daemon, None
         if daemon is None:
             return "no daemon"
-        why = f"the daemon {daemon.death()}"
+        why = f"daemon {daemon.pid} {daemon.death()}"
         short = self.clock.now() - daemon.started < SHORT_LIFE
         self._deaths = self._deaths + 1 if short else 0
         log.warning("daemon (%d) %s: another daemon takes over", daemon.pid, daemon.death())
@@ -358,12 +365,13 @@ class Keeper:
         self.notify.reloading(f"{self.mountpoint}: upgrading to kvfs {loaded['version']}")
         self._hand_over(old)
         try:
-            self._serve(candidate, config, patience=UPGRADE_START)
+            why = f"upgrade from kvfs {before['version']} to {loaded['version']}"
+            self._serve(candidate, config, patience=UPGRADE_START, why=why)
         except (DaemonFailed, KvfsError) as error:
             candidate.end()
             self.daemon = None
             log.error("upgrade to kvfs %s failed: %s", loaded["version"], error)
-            if not self._replace():
+            if not self._replace(f"upgrade to kvfs {loaded['version']} failed: {error}"):
                 raise DaemonFailed(
                     f"{error}; and the former version did not come back: mount again"
                 ) from error

@@ -52,6 +52,7 @@ class Process:
         self.pid = self._popen.pid
         self.closed = False
         self.started = self.heard = time.monotonic()
+        self.silence = 0.0  # s without a message, after which the keeper ended it; 0: it did not
         self.last_messages: dict[str, Message] = {}  # the last message of each kind
 
     def listen(self, seconds: float = 0.0) -> None:
@@ -148,7 +149,9 @@ class Process:
             time.sleep(0.002)
         code = self._popen.returncode
         if code is None:
-            return "closed its channel"
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"exited with {code}"
+            how = "closed its channel"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"exited with {code}"
+        return f"{how}, after {self.silence:.1f} s without an answer" if self.silence else how

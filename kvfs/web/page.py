@@ -26,6 +26,7 @@ from kvfs.rates import (
     opens_of,
     quota_share,
     reserved_of,
+    sample_of,
     staging_of,
     taken_share,
 )
@@ -190,6 +191,7 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
                 "now": rates.opens[one["name"]].ratio if rates else None,
                 "opens": rates.opens[one["name"]].opened if rates else None,
                 "would_be": one["hit_ratio_at"],
+                "sample": sample_of(one),
                 "problem": one["problem"],
             }
             for one in status["namespaces"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -44,6 +45,13 @@ def movers_of(daemon: int) -> list[int]:
             continue
         if int(group) == daemon and int(process.name) != daemon:
             found.append(int(process.name))
+    return found
+
+
+def cause(kv: Mounted) -> str:
+    """The reason of the last takeover, as the events tell it."""
+    events = [json.loads(line) for line in (kv.path / ".kvfs/events").read_text().splitlines()]
+    found: str = next(one["why"] for one in reversed(events) if one["kind"] == "takeover")
     return found
 
 
@@ -149,6 +157,9 @@ def test_a_daemon_that_stops_answering_is_replaced(mount: Mount) -> None:
     # Not == 1: a busy machine may keep that one from speaking for a second, too.
     wait_for(lambda: kv.status()["takeovers"] >= 1, "another one serves")
     assert not alive(daemon)
+    assert re.fullmatch(
+        r"daemon \d+ was killed by SIG(ABRT|KILL), after [0-9.]+ s without an answer", cause(kv)
+    )
 
 
 def test_the_daemon_dies_while_an_unmount_writes_back(kv: Mounted) -> None:
@@ -262,6 +273,7 @@ def test_an_upgrade_keeps_everything(kv: Mounted) -> None:
     assert "kvfs 0.1.0 -> 0.1.0" in done.stdout
     status = kv.status()
     assert status["daemon_pid"] != before
+    assert cause(kv) == "upgrade from kvfs 0.1.0 to 0.1.0"
     assert status["tiers"]["ram"]["capacity_bytes"] == 128 * MIB
     assert status["options"]["promote_after"] == "9"
     os.write(writer, b" after")
@@ -369,6 +381,7 @@ def test_a_version_that_does_not_serve_is_rolled_back(
     reason = upgrade_to(LOADED + code)
     assert words in reason
     assert "kvfs 0.1.0 serves again" in reason
+    assert cause(kv).startswith("upgrade to kvfs 9.9 failed: ")
 
 
 # systemd

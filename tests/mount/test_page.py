@@ -136,7 +136,7 @@ def test_the_page_shows_bandwidth_quotas_errors_and_events(mount: Mount, port: i
         shows(driver, "#spaces", "25.0 %")
         shows(driver, "#charts figure:first-child .axis", "peak: 1.0 MiB")
         wait_for(lambda: "EDQUOT 0" not in text(driver, "#errors"), "errors are counted")
-        shows(driver, "#events", "takeover")
+        shows(driver, "#events", "was killed by SIGKILL")
         shows(driver, "#events", "WARNING: 'small/b' is")
         pressed = "return document.querySelector('[data-order=large]').ariaPressed"
         assert driver.execute_script(pressed) == "true"

@@ -102,11 +102,17 @@ def test_umount_now_loses_objects_only_in_ram_and_no_others(kv: Mounted) -> None
     kv.idle()
     in_ram = kv.status()["objects"] - kv.status()["tiers"]["nvme"]["objects"]
     assert in_ram > 0
-    kv.umount("--now")
+    said = kv.umount("--now")
+    assert said == (
+        f"kvfs: {in_ram} objects ({in_ram * 8}.0 MiB) are lost with RAM: neither NVMe nor the "
+        "bucket had them\n"
+    )
     kv.mount()
     left = sorted(os.listdir(kv.path))
     assert len(left) == 8 - in_ram
     assert all(digest(kv.path / name) == digests[name] for name in left)
+    assert kv.idle()["census_done"]
+    assert kv.umount("--now") == "nothing was lost\n"
 
 
 def test_the_systems_own_umount_writes_back_too(kv: Mounted) -> None:

@@ -149,9 +149,12 @@ def test_a_package_installs_upgrades_under_load_and_goes(
     machine: Machine, wheel: Path, deb: Path, made: Path
 ) -> None:
     before = machine.files()
-    machine.sh(
+    machine.sh("ln -s /opt/env/bin/kvfs /usr/local/bin/kvfs")
+    said = machine.sh(
         f"apt-get update -qq; apt-get install -qq --no-install-recommends {give(machine, deb)}"
     )
+    assert "kvfs: /usr/local/bin/kvfs of a wheel hides /usr/bin/kvfs: run" in said, said
+    machine.sh("rm /usr/local/bin/kvfs")
     status = mounted_and_used(machine)
     keeper = status["keeper_pid"]
     machine.run("test", "-s", "/usr/share/doc/kvfs/docs/operating.md")
@@ -189,6 +192,8 @@ def test_a_package_installs_upgrades_under_load_and_goes(
     assert "kvfs: /mnt/kv is as before; end the cause, then run: kvfs umount /mnt/kv" in said, said
     machine.run("cmp", "/tmp/bytes", "/mnt/kv/a")
     machine.run("apt-get", "remove", "-qq", "kvfs")
+    said = machine.run("apt-get", "purge", "-qq", "kvfs")
+    assert "kvfs: /etc/kvfs stays, with the options of mounts" in said, said
     machine.sh("! mountpoint -q /mnt/kv; rm -rf /data /tmp/kvfs* /etc/kvfs; apt-get -qq clean")
     assert machine.files() == before
 

@@ -1,5 +1,6 @@
 """The command line: what it refuses, with which exit code, and how it starts and ends a daemon."""
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 from kvfs import runtime
 from kvfs.cli import doctor, human, main
@@ -21,6 +23,7 @@ from kvfs.cli import options as set_command
 from kvfs.cli import status as status_command
 from kvfs.cli import umount as umount_command
 from kvfs.cli.mount import GROUPS
+from kvfs.cli.ns import overview
 from kvfs.config import Config
 from kvfs.errors import ControlError
 from kvfs.mounts import MNT_DETACH, mount, umount
@@ -353,6 +356,18 @@ def test_a_daemon_that_does_not_end_is_reported(
     assert_refused(kvfs("umount", "--now", dead_mount), "its daemon has not ended", code=1)
 
 
+def test_ns_list_shows_how_far_the_estimates_are() -> None:
+    (one,) = STATUS["namespaces"]
+    early = one | {"hit_ratio_at": {}, "hit_ratio_sample": {"seen": 120, "needed": 400}}
+    console = Console(width=200)
+    with console.capture() as text:
+        console.print(overview([early]), overview([one]))
+    lines = text.get().splitlines()
+    assert lines[0].index("at x1") < lines[1].index("120 of 400") + len("120 of 400")
+    assert lines[1].index("120 of 400") < lines[0].index("x0.5")
+    assert "120" not in lines[3]
+
+
 def test_busy_mount_names_its_users(tmp_path: Path) -> None:
     mount("none", tmp_path, "tmpfs", 0, "size=1M")
     try:
@@ -494,6 +509,17 @@ def test_doctor_names_the_cure_of_each_lack(monkeypatch: pytest.MonkeyPatch) -> 
     assert "degraded passthrough not tried: needs CAP_SYS_ADMIN" in shown
     assert "degraded memory" in shown
     assert "missing fusermount3 not installed cure: apt-get install fuse3" in shown
+
+
+def test_doctor_does_not_begin_with_a_chmod(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        check = doctor._device()
+    assert check.verdict == "missing"
+    assert check.cure.startswith("use sudo; ")
 
 
 def test_doctor_expects_only_the_packages_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:

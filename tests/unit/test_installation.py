@@ -2,6 +2,7 @@
 
 import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -63,6 +64,27 @@ def test_a_client_needs_no_libfuse_and_no_daemon(tmp_path: Path) -> None:
     found = subprocess.run(run, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith(str(wheel))
+
+
+def test_installed_pages_have_no_dead_link(tmp_path: Path) -> None:
+    source, library = tmp_path / "source", tmp_path / "library"
+    ignored = shutil.ignore_patterns(".*", "tests", "scripts", "build", "dist", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    command = (sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", library)
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    share = library / "kvfs" / "share"
+    links = 0
+    for page in share.rglob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.relative_to(share)}: {link}"
+                links += 1
+    assert links > 100
+    readme = (share / "README.md").read_text()
+    assert "](ARCHITECTURE.md)" in readme
+    assert "](examples/chat.py)" in readme
+    assert "](CONTRIBUTING.md)" not in readme
 
 
 @pytest.mark.slow

@@ -1212,7 +1212,10 @@ def test_what_if_counts_for_the_room_that_there_is(tmp_path: Path) -> None:
         space.resize_policies(made.tiers)
         assert space.would_be.capacity == 10
         assert told() == {}, "the accesses of before were for a guess"
-        cycle(14, 500)
+        cycle(14, 98)
+        assert told() == {}
+        assert space.describe()["hit_ratio_sample"] == {"seen": 98, "needed": 400}
+        cycle(14, 402)
         assert told() == {"0.5": 0.0, "1": 0.0, "2": 1.0, "4": 1.0}
         space.resize_policies(made.tiers)
         assert told()["1"] == 0.0

@@ -21,6 +21,7 @@ from kvfs.rates import (
     opens_of,
     quota_share,
     reserved_of,
+    sample_of,
     taken_share,
 )
 
@@ -239,6 +240,13 @@ def test_long_events_take_the_free_lines() -> None:
     assert sum(one.rstrip().endswith("…") for one in tight) == 3
 
 
+def test_accesses_of_the_sample_are_shown_before_its_ratios() -> None:
+    one = namespace("a") | {"hit_ratio_at": {}, "hit_ratio_sample": {"seen": 120, "needed": 400}}
+    assert "120 of 400" in drawn(frame(status(one)), 180)
+    assert sample_of(one) == "120 of 400"
+    assert sample_of(one | {"hit_ratio_at": {"1": 0.5}}) == ""
+
+
 def test_no_opens_have_no_ratio() -> None:
     assert opens_of(namespace("a")).ratio is None
     assert opens_of(namespace("a", read_nvme=1, read_s3=2, misses=1)).ratio == 0.25
@@ -280,14 +288,18 @@ def test_a_frame_fits_its_terminal(width: int, sort: str) -> None:
         assert " of 100" in "\n".join(lines)
 
 
-def test_frame_without_an_answer_keeps_the_last_figures() -> None:
+def test_frame_without_an_answer_keeps_the_last_figures_and_tells_their_age() -> None:
     found = frame(status(namespace("a"), sealed=1), status(namespace("a"), sealed=9))
-    text = drawn(found.without_answer(10.0, "refused").without_answer(13.0, "no daemon answers"))
-    assert "no answer for 3 s, perhaps a takeover: no daemon answers" in text
+    assert found.look is not None
+    answered = found.look.at
+    first = found.without_answer(answered + 5, "refused")
+    assert "last answer 5 s ago, perhaps a takeover: refused" in drawn(first)
+    text = drawn(first.without_answer(answered + 8, "no daemon answers"))
+    assert "last answer 8 s ago, perhaps a takeover: no daemon answers" in text
     assert "sealed/s -" in text
     assert "ram" in text
-    back = found.without_answer(10.0, "refused").after(Look(15.0, status(namespace("a"))), {})
-    assert "no answer" not in drawn(back)
+    back = first.after(Look(answered + 10, status(namespace("a"))), {})
+    assert "last answer" not in drawn(back)
 
 
 def test_names_are_no_markup_and_leave_their_line_alone() -> None:

@@ -110,8 +110,9 @@ def test_a_changed_cause_of_edquot_gets_its_line(
         await refuse(made)
         assert lines(caplog) == []
         made.tree.unlink(made.at(b"a").ino, b"0")
-        made.learn(made.at(b"a"), b"more", 2 * MIB)
-        await refuse(made)
+        block = b"model@1@0@1@half.data"
+        made.learn(made.at(b"a"), block, 2 * MIB)
+        await refuse(made, b"a/" + block)
         (line,) = lines(caplog)
         assert "a new file is expected to take 2.0 MiB" in line
         made.namespace("b", eviction="never", quota_objects="1")

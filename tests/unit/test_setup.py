@@ -1,6 +1,7 @@
 """`kvfs setup`: below another root, so that this machine stays as it is."""
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvfs.cli import COMMANDS, main, manual
+from kvfs.cli import setup as setup_command
+from kvfs.config import Config
 
 
 def setup(root: Path, *arguments: str) -> Result:
@@ -30,6 +33,8 @@ def test_setup_writes_once_and_removes_all(tmp_path: Path) -> None:
     assert {"sbin/mount.kvfs", "sbin/mount.fuse.kvfs", "etc/systemd/system/kvfs@.service"} <= set(
         found
     )
+    unit = (tmp_path / "etc/systemd/system/kvfs@.service").read_text()
+    assert " file:/usr/local/share/kvfs/docs/operating.md\n" in unit
     assert b"program=/usr/local/bin/kvfs\n" in (tmp_path / "sbin/mount.kvfs").read_bytes()
     assert os.access(tmp_path / "sbin/mount.kvfs", os.X_OK)
     assert all(f"usr/local/share/man/man1/kvfs-{name}.1" in found for name in COMMANDS)
@@ -42,6 +47,19 @@ def test_setup_writes_once_and_removes_all(tmp_path: Path) -> None:
     done = setup(tmp_path, "--remove")
     assert done.exit_code == 0, done.output
     assert files(tmp_path) == {}
+
+
+def test_mounts_are_named_at_a_removal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup_command, "kvfs_mounts", list)
+    setup_command._say_mounts()
+    monkeypatch.setattr(setup_command, "kvfs_mounts", lambda: ["/mnt/kv", "/mnt/b\n"])
+    setup_command._say_mounts()
+    assert capsys.readouterr().err == (
+        "kvfs setup: still mounted: /mnt/kv, /mnt/b\\n; unmount them with kvfs umount before you "
+        "delete this kvfs\n"
+    )
 
 
 def test_setup_leaves_other_files_alone(tmp_path: Path) -> None:
@@ -68,6 +86,9 @@ def test_setup_takes_over_the_helper_of_a_checkout(tmp_path: Path) -> None:
 
 def test_the_package_and_setup_do_not_touch_each_other(tmp_path: Path) -> None:
     assert setup(tmp_path, "--prefix", "/usr").exit_code == 0
+    unit = (tmp_path / "usr/lib/systemd/system/kvfs@.service").read_text()
+    assert " file:/usr/share/kvfs/docs/operating.md\n" in unit
+    assert "/usr/local" not in unit
     (tmp_path / "sbin").symlink_to("usr/sbin")  # as Debian has it
     before = files(tmp_path)
     done = setup(tmp_path, "--only", "helper")
@@ -81,6 +102,9 @@ def test_options_of_a_mount_are_made_once_and_never_removed(tmp_path: Path) -> N
     assert "systemctl enable --now 'kvfs@mnt-kv.service'" in setup(tmp_path, "/mnt/kv").output
     options = tmp_path / "etc/kvfs/mnt/kv.conf"
     assert options.stat().st_mode & 0o777 == 0o600
+    (given,) = re.findall("^OPTIONS='(.*)'$", options.read_text(), re.MULTILINE)
+    config = Config.from_options(Path("/mnt/kv"), given)
+    assert (config.ram, config.nvme) == (Config.from_options(Path("/mnt/kv"), "").ram, None)
     options.write_text("OPTIONS=ram=1G\n")
     assert "is there and is left alone" in setup(tmp_path, "/mnt/kv").output
     assert setup(tmp_path, "--remove").exit_code == 0

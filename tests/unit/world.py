@@ -535,6 +535,7 @@ class World:
             return  # objects that it has not reached are not in the accounts
         used, objects = Counter[str](), Counter[str]()
         clean = clean_objects = spilled = 0
+        only_ram = 0, 0
         stored = [0, 0]
         found: dict[Tier, set[int]] = {tier: set() for tier in self.tiers}
         spaces = {space: [0, 0] for space in self.spaces()}
@@ -566,6 +567,8 @@ class World:
             if len(holders) > 1:
                 clean += Tier.cost(inode.blocks)
                 clean_objects += 1
+            elif holders == [self.ram] and not inode.in_bucket:
+                only_ram = only_ram[0] + inode.size, only_ram[1] + 1
             space = ledger.namespaces.of(inode)
             spaces[space][0] += Tier.cost(inode.blocks)
             spaces[space][1] += 1
@@ -589,6 +592,7 @@ class World:
             clean,
             clean_objects,
         )
+        assert (ledger.accounts.only_ram_bytes, ledger.accounts.only_ram_objects) == only_ram
         # Those of NVMe may be there in vain, from the past.
         in_ram = [*self.listed("ram_only"), *self.listed("ram_clean"), *self.listed("ram_kept")]
         in_ram += self.listed("ram_spare")

@@ -44,6 +44,7 @@ class Accounts:
         self.spilled = 0  # objects that only the bucket has
         self.followers = Followers()  # among `spilled`: which block comes after which
         self.doubled_bytes = self.doubled_objects = 0  # in RAM, and on NVMe as well
+        self.only_ram_bytes = self.only_ram_objects = 0  # neither on NVMe nor in the bucket
         self.census_done = trio.Event()
         self.census_step = trio.Event()  # set at the next step of the census, and then replaced
         self.counted_to = 0  # inode number that the census has reached
@@ -143,6 +144,9 @@ class Accounts:
         if len(holders) > 1:
             self.doubled_bytes += sign * Tier.cost(inode.blocks)
             self.doubled_objects += sign
+        elif holders and not holders[0].slow and not inode.in_bucket:
+            self.only_ram_bytes += sign * inode.size
+            self.only_ram_objects += sign
         bucket = self.tiers.bucket
         if inode.in_bucket:
             bucket.used += sign * inode.size

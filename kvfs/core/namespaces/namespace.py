@@ -192,7 +192,8 @@ class Namespace:
     def describe(self) -> dict[str, Any]:
         """The contents and the results of its opens, for people, in bytes and counts."""
         self.accesses.count()
-        answers = self.would_be.answers() if self._counted_with else {}
+        measured = bool(self._counted_with)  # else the accesses so far are for a guess
+        answers = self.would_be.answers() if measured else {}
         return {
             "settings": self.settings.to_text(),
             "bytes": self.bytes,
@@ -208,6 +209,10 @@ class Namespace:
             "following": self.winner,
             "capacity_objects": self.would_be.capacity,
             "hit_ratio_at": {f"{at:g}": share for at, share in answers.items()},
+            "hit_ratio_sample": {
+                "seen": self.would_be.seen if measured else 0,
+                "needed": self.would_be.needed,
+            },
         }
 
     def came(self, inode: Inode) -> None:

@@ -271,7 +271,8 @@ function showSpaces() {
     if (one.problem) cell.append(element("div", "takes no new objects", "bad"));
     return row([cell, size(one.bytes), size(one.writing), one.quota === null ? "" : percent(one.quota), String(one.objects), number(one.opens),
       rate(one.opened_bytes), rate(one.written_bytes), String(one.misses), percent(one.now), percent(one.ratio),
-      ...["1", "0.5", "2", "4"].map((times) => percent(one.would_be[times])), one.eviction],
+      // Before there are estimates, their first wide column shows how many accesses they lack.
+      percent(one.would_be["1"]), one.sample || percent(one.would_be["0.5"]), percent(one.would_be["2"]), percent(one.would_be["4"]), one.eviction],
       [2, 4, 5, 8, 11, 15], [6, 7, 12, 13, 14]);
   }));
   if (focused !== undefined) {
