@@ -114,6 +114,7 @@ def key(identity: bytes) -> int:
 def key_of(parent: int, name: bytes) -> int:
     """Return the key of a file that no layout recognises: a group of its own.
 
-    `parent` is the inode number of its directory, the seed of the hash.
+    `parent` is the inode number of its directory. It is hashed with the name, and is no seed: for
+    short names, XXH3 only mixes a seed in by XOR, so two such files would often have one key.
     """
-    return (xxh3_64_intdigest(name, parent) & _POSITIVE) or 1
+    return key(parent.to_bytes(8, "little") + name)

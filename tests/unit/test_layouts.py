@@ -288,6 +288,14 @@ def test_unknown_name_is_a_group_of_its_own() -> None:
     assert all(0 < key < 2**63 for key in keys)
 
 
+@pytest.mark.parametrize("form", ["%d", "k%d", "blk%04d", "block-%012d", "%040d"])
+def test_unknown_names_that_are_numbered_alike_have_their_own_keys(form: str) -> None:
+    """Numbers of directories differ by few bits, and names as well. No two keys are equal."""
+    names = [(form % number).encode() for number in range(100)]
+    keys = {key_of(ino, name) for ino in range(2, 202) for name in names}
+    assert len(keys) == 200 * len(names)
+
+
 def test_files_of_connectors_with_an_index_are_never_dropped() -> None:
     """LMCache's local_disk raises KeyError for a file that went behind its back."""
     kept = {layout for layout, life in LIVES.items() if not life.droppable}

@@ -456,3 +456,20 @@ def test_many_that_the_kernel_has_forgotten_go_at_once(tmp_path: Path) -> None:
         await made.check_at_rest()
 
     run(case, tmp_path)
+
+
+def test_file_that_no_layout_knows_is_dropped_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two such files may have one key: an earlier kvfs made weaker keys of names."""
+
+    async def case(made: World) -> None:
+        first = await made.store(b"one/k13", BYTES, made.ram)
+        second = await made.store(b"two/k12", BYTES, made.ram)
+        assert first.key == second.key
+        assert made.ledger.removals.drop(first, "asked") == [first]
+        assert made.catalog.lookup(made.at(b"two").ino, b"k12") is not None
+        assert made.catalog.lookup(made.at(b"one").ino, b"k13") is None
+
+    monkeypatch.setattr("kvfs.layouts.key_of", lambda *_: 7)
+    run(case, tmp_path)

@@ -180,6 +180,8 @@ class Removals:
         """
         self._drop(inode, reason, quarantine=quarantine, why=why, stored=stored)
         dropped = [inode]
+        if not inode.model:  # no layout knows its name, so it is a group of its own
+            return dropped
         rest = reason if reason in get_args(OfCommand) else "incomplete"  # half a group is a miss
         for ino in self.namespaces.of(inode).members(inode):
             other = self.table.inode(ino)
