@@ -4,6 +4,11 @@ Contract: `read` gives the lines that `kvfs/core/namespaces/access_log.py` write
 ConfigError names file, line and reason. `Profile` takes them in order and describes them in plain
 values.
 
+An *object* is a key in a namespace. A rename of a file that gets another key moves the object, and
+replaces the object of the new key. So an object that was written to a temporary name counts once,
+by its final name. If a program exchanges two names, one of the two objects counts from its next
+line on only.
+
 The *distance* of a read is the bytes of all different objects that were used since the same object
 was used last. An LRU cache of that size would have had the object. `Profile` computes a distance in
 O(log n) by a tree of sums (Fenwick, 1994). Source: Mattson, Gecsei, Slutz, Traiger: "Evaluation
@@ -29,9 +34,11 @@ SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of all hits that are possible in the log
 PERCENTILES = (50, 90, 99)
 PREFIXES = 10
 LONGEST = 1 << 20  # bytes of a line: names of 4096 bytes, escaped, are 24 KiB
-_OPS = ("read", "write", "absent", "lost")
+_OPS = ("read", "write", "rename", "absent", "lost")
+_TEXTS = {"read": ("tier",), "rename": ("old_key", "old_namespace")}  # beside those of each line
 
 Access = dict[str, Any]
+Object = tuple[str, int]  # namespace and key
 
 
 def read(path: Path) -> Iterator[Access]:
@@ -78,12 +85,13 @@ def _check(record: Any) -> None:  # noqa: ANN401 - JSON
     if record["op"] == "lost":
         int(record["count"])
         return
-    texts = ("key", "parent", "path", *(("tier",) if record["op"] == "read" else ()))
-    for name in texts:
+    for name in ("key", "parent", "path", *_TEXTS.get(record["op"], ())):
         if not isinstance(record[name], str):
             raise TypeError(f"{name} {record[name]!r}, expected a text")
     int(record["key"], 16), int(record["parent"], 16)
-    if record["op"] != "absent" and (type(record["size"]) is not int or record["size"] < 0):
+    if record["op"] == "rename":
+        int(record["old_key"], 16)
+    elif record["op"] != "absent" and (type(record["size"]) is not int or record["size"] < 0):
         raise ValueError(f"size {record['size']!r}, expected bytes")
 
 
@@ -134,10 +142,10 @@ class Profile:
         self.waits = array("d")  # s between two uses
         self.begin, self.end = math.inf, -math.inf
         self._sums = _Sums()
-        self._last: dict[int, tuple[int, int, float]] = {}  # key -> place, size, when
-        self._parents: dict[int, int] = {}
-        self._paths: dict[int, str] = {}
-        self._reads: Counter[int] = Counter()
+        self._last: dict[Object, tuple[int, int, float]] = {}  # place, size, when
+        self._parents: dict[Object, Object] = {}
+        self._paths: dict[Object, str] = {}
+        self._reads: Counter[Object] = Counter()
 
     def add(self, access: Access) -> None:
         what, when = access["op"], float(access["t"])
@@ -145,11 +153,17 @@ class Profile:
         if what == "lost":
             self.counts["lost"] += access["count"]
             return
-        key, path = int(access["key"], 16), access["path"]
-        self._paths[key] = path
+        path = access["path"]
+        namespace = path.partition("/")[0]
+        found = namespace, int(access["key"], 16)
+        if what == "rename":
+            self._move((access["old_namespace"], int(access["old_key"], 16)), found)
+        self._paths[found] = path
         if parent := int(access["parent"], 16):
-            self._parents[key] = parent
-        space = self.spaces.setdefault(path.partition("/")[0], Counter())
+            self._parents[found] = namespace, parent
+        if what == "rename":
+            return
+        space = self.spaces.setdefault(namespace, Counter())
         if what == "absent":
             self.counts["absent"] += 1
             space["misses"] += 1
@@ -163,20 +177,34 @@ class Profile:
             self.tiers[access["tier"]] += 1
             space["hits"] += access["tier"] in LOCAL
             self.seconds[int(when)] += 1
-            self._reads[key] += 1
+            self._reads[found] += 1
         else:
             self.sizes.append(size)
-        self._use(key, size, when, reads=what == "read")
+        self._use(found, size, when, reads=what == "read")
 
-    def _use(self, key: int, size: int, when: float, *, reads: bool) -> None:
-        last = self._last.get(key)
+    def _move(self, old: Object, new: Object) -> None:
+        """Give an object another key. An object that had this key before is gone."""
+        self._paths.pop(old, None)
+        self._parents.pop(old, None)
+        if reads := self._reads.pop(old, 0):
+            self._reads[new] += reads
+        moved = self._last.pop(old, None)
+        if moved is None:
+            return
+        if replaced := self._last.get(new):
+            place, size, _ = replaced
+            self._sums.add(place, -size)
+        self._last[new] = moved
+
+    def _use(self, used: Object, size: int, when: float, *, reads: bool) -> None:
+        last = self._last.get(used)
         if last is not None:
             place, before, then = last
             if reads:
                 self.distances.append(self._sums.after(place) + size)
                 self.waits.append(when - then)
             self._sums.add(place, -before)
-        self._last[key] = self._sums.append(size), size, when
+        self._last[used] = self._sums.append(size), size, when
 
     def describe(self) -> dict[str, Any]:
         """Return everything in plain values: bytes, seconds, shares from 0 to 1."""
@@ -213,8 +241,8 @@ class Profile:
         """Return the busiest prompts by their first block if that is known, else directories."""
         reads: Counter[str] = Counter()
         blocks: Counter[str] = Counter()
-        for key, count in self._reads.items():
-            path = self._prefix(key)
+        for read_one, count in self._reads.items():
+            path = self._prefix(read_one)
             reads[path] += count
             blocks[path] += 1
         return [
@@ -222,14 +250,14 @@ class Profile:
             for path, count in reads.most_common(PREFIXES)
         ]
 
-    def _prefix(self, key: int) -> str:
-        first, seen = key, {key}
-        while (parent := self._parents.get(first, 0)) and parent not in seen:
+    def _prefix(self, block: Object) -> str:
+        first, seen = block, {block}
+        while (parent := self._parents.get(first)) is not None and parent not in seen:
             seen.add(parent)
             first = parent
-        if first == key and key not in self._parents:
-            return self._paths[key].rpartition("/")[0]
-        return self._paths.get(first, f"block {first:x}")
+        if first == block and block not in self._parents:
+            return self._paths[block].rpartition("/")[0]
+        return self._paths.get(first, f"block {first[1]:x}")
 
     def _sizes_for(self) -> list[dict[str, Any]]:
         """Return the sizes of an LRU cache for shares of the repeated reads."""

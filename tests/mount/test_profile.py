@@ -9,6 +9,8 @@ from typing import Any
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 
+PREFIX, BLOCK = "0" * 32, "1" * 32  # names that a connector gives, the same in each namespace
+
 
 def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
     command = [*KVFS, *map(str, arguments)]
@@ -61,6 +63,44 @@ def test_access_log_has_each_access(mount: Mount, tmp_path: Path) -> None:
     (space / "f1").read_bytes()
     kv.umount()
     assert log.stat().st_size == size
+
+
+def test_profile_follows_renames_and_keeps_namespaces_apart(mount: Mount, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+    spaces = [kv.path / name for name in ("a", "b")]
+    for space in spaces:
+        space.mkdir()
+        os.setxattr(space, "user.kvfs.eviction", b"lru")
+        (space / PREFIX).mkdir()
+    assert run("set", kv.path, f"access_log={log}").returncode == 0
+    finals = [
+        *(space / name for space in spaces for name in ("k1", "k2", f"{PREFIX}/{BLOCK}")),
+        *(spaces[0] / "linked", spaces[1] / "moved"),
+    ]
+    for turn in range(3):
+        for final in finals:
+            above = spaces[0] if final.name == "moved" else final.parent
+            temporary = above / f"{final.name}.{turn}.tmp"
+            temporary.write_bytes(b"x" * 5000)
+            if final.name == "linked":
+                final.unlink(missing_ok=True)
+                final.hardlink_to(temporary)
+                temporary.unlink()
+            else:
+                temporary.rename(final)
+    closed(kv)
+    for final in finals:
+        final.read_bytes()
+        closed(kv)
+    assert run("set", kv.path, "access_log=none").returncode == 0
+    profile = json.loads(run("profile", log, "--json").stdout)
+    assert (profile["reads"], profile["writes"]) == (len(finals), 3 * len(finals))
+    assert (profile["objects"], profile["object_bytes"]) == (len(finals), 5000 * len(finals))
+    assert profile["reused"] == 1.0
+    assert profile["reuse_distance_bytes"]["max"] == 5000 * len(finals)
+    moves = [one for one in lines(log) if one["op"] == "rename" and one["path"] == "b/moved"]
+    assert [one["old_namespace"] for one in moves] == ["a"] * 3
 
 
 def test_access_log_is_bounded_and_wrong_paths_are_refused(mount: Mount, tmp_path: Path) -> None:

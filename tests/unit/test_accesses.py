@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvfs import preflight
 from kvfs.errors import ConfigError
 from kvfs.simulation.accesses import SHARES, Profile, read
 
@@ -14,6 +15,11 @@ from kvfs.simulation.accesses import SHARES, Profile, read
 def access(op: str, key: int, t: float, size: int = 100, **more: object) -> dict[str, Any]:
     found = {"op": op, "key": f"{key:x}", "parent": "0", "t": t, "path": f"n/d/{key}"}
     return found | ({} if op == "absent" else {"size": size}) | {"tier": "ram"} | more
+
+
+def renamed(old: int, key: int, t: float, **more: object) -> dict[str, Any]:
+    found = {"op": "rename", "key": f"{key:x}", "parent": "0", "t": t, "path": f"n/e/{key}"}
+    return found | {"old_key": f"{old:x}", "old_namespace": "n"} | more
 
 
 def described(*accesses: dict[str, Any]) -> dict[str, Any]:
@@ -94,6 +100,49 @@ def test_a_read_from_the_bucket_is_no_hit() -> None:
     assert found["namespaces"]["n"]["hit_ratio"] == 0.5
 
 
+def test_objects_of_two_namespaces_with_one_key_are_two() -> None:
+    found = described(
+        access("write", 1, 0.0, 50, path="a/d/x"),
+        access("write", 1, 1.0, 70, path="b/d/x"),
+        access("read", 1, 2.0, 50, path="a/d/x"),
+        access("read", 2, 3.0, 10, path="a/y", parent="1"),
+        access("read", 2, 4.0, 10, path="b/y", parent="1"),
+    )
+    assert (found["objects"], found["object_bytes"]) == (4, 140)
+    assert found["reuse_distance_bytes"]["max"] == 120
+    prefixes = {one["path"]: (one["reads"], one["objects"]) for one in found["prefixes"]}
+    assert prefixes == {"a/d": (1, 1), "a/d/x": (1, 1), "b/d/x": (1, 1)}
+
+
+def test_a_renamed_object_is_the_same_object() -> None:
+    """A writer of 3 objects writes each one 4 times: to a temporary name, which it renames."""
+    accesses = []
+    for turn in range(4):
+        for key in (1, 2, 3):
+            temporary = 10 * (turn + 1) + key
+            accesses.append(access("write", temporary, turn, 100))
+            accesses.append(renamed(temporary, key, turn))
+    found = described(*accesses, access("read", 1, 5.0, 100), access("read", 2, 6.0, 100))
+    assert (found["writes"], found["objects"], found["object_bytes"]) == (12, 3, 300)
+    assert found["reuse_distance_bytes"]["max"] == 300
+
+
+def test_a_rename_takes_the_reads_of_the_object_along() -> None:
+    found = described(
+        access("write", 1, 0.0, 50),
+        access("read", 1, 1.0, 50),
+        renamed(1, 2, 2.0, path="other/2"),
+        access("read", 2, 3.0, 50, path="other/2"),
+    )
+    assert (found["objects"], found["reused"]) == (1, 1.0)
+    assert found["prefixes"] == [{"path": "other", "reads": 2, "objects": 1}]
+
+
+def test_a_rename_of_an_object_without_a_line_is_no_object() -> None:
+    found = described(renamed(1, 2, 0.0), access("read", 3, 1.0, 50))
+    assert (found["objects"], found["object_bytes"]) == (1, 50)
+
+
 def test_an_empty_profile_is_all_zero() -> None:
     found = Profile().describe()
     assert (found["seconds"], found["hit_ratio"], found["sizes_for"]) == (0.0, 0.0, [])
@@ -116,12 +165,25 @@ def test_both_halves_are_read_and_a_torn_line_is_not(tmp_path: Path) -> None:
         ('{"op": "read", "t": 1, "key": "zz", "parent": "0", "path": ""}\n', "line 1"),
         (json.dumps(access("read", 1, 1.0, -5)) + "\n", "size -5, expected bytes"),
         (json.dumps(access("read", 1, 1.0, path=5)) + "\n", "line 1"),
+        (json.dumps(renamed(1, 2, 1.0, old_namespace=5)) + "\n", "old_namespace 5"),
+        (json.dumps(renamed(1, 2, 1.0, old_key="x")) + "\n", "line 1"),
     ],
 )
 def test_malformed_access_log_is_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "log").write_text(text)
     with pytest.raises(ConfigError, match=why):
         list(read(tmp_path / "log"))
+
+
+@pytest.mark.parametrize("op", ["read", "write", "rename", "absent", "lost"])
+def test_a_log_that_begins_with_any_line_can_go_on(tmp_path: Path, op: str) -> None:
+    line = {
+        "rename": renamed(1, 2, 1.0),
+        "lost": {"t": 1.0, "op": "lost", "count": 1},
+    }.get(op) or access(op, 1, 1.0)
+    (tmp_path / "log").write_text(json.dumps(line, separators=(",", ":")) + "\n")
+    assert [one["op"] for one in read(tmp_path / "log")] == [op]
+    preflight.check_access_file(tmp_path / "log")
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

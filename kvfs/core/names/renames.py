@@ -236,7 +236,7 @@ class Renames:
             if inode.links[0] == new:
                 self.ledger.dirty.on_new_name(inode, batch, target_dir, moved.name)
             if _place_of(inode) != _place_of(before):
-                self.tree.account_anew(before, inode, batch)
+                self.tree.account_anew(before, inode, target_dir, moved.name, batch)
         batch.put(inode)
 
     def _move_directory(self, inode: Inode, target_dir: Inode, batch: Batch) -> None:

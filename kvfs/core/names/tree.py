@@ -367,13 +367,26 @@ class Tree:
         before = inode.copy()
         self.namespaces.places.place(inode, directory, entry.name, batch)
         if inode != before:
-            self.account_anew(before, inode, batch)
+            self.account_anew(before, inode, directory, entry.name, batch)
 
-    def account_anew(self, before: Inode, inode: Inode, batch: Batch, *, old: bool = False) -> None:
+    def account_anew(
+        self,
+        before: Inode,
+        inode: Inode,
+        directory: Inode,
+        name: bytes,
+        batch: Batch,
+        *,
+        old: bool = False,
+    ) -> None:
         """Move an inode in the accounts from its place `before` to its new place.
 
-        old: eviction keeps the age of the inode. False: the inode becomes the youngest.
+        directory, name: the name that gave it the new place. old: eviction keeps the age of the
+        inode. False: the inode becomes the youngest.
         """
+        log = self.namespaces.access_log
+        if log.on and inode.is_file:
+            log.renamed(before, inode, directory, name, batch)
         accounts = self.ledger.accounts
         if accounts.accounted(inode):
             batch.then(partial(accounts.dismiss, before))

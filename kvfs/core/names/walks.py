@@ -250,7 +250,7 @@ class Walks:
         if inode == before:
             return
         batch.put(inode)
-        self.tree.account_anew(before, inode, batch, old=True)
+        self.tree.account_anew(before, inode, directory, name, batch, old=True)
 
     # Expired
 
