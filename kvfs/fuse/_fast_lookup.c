@@ -29,6 +29,7 @@ enum { NOTES_MAX = 1024 }; /* 280 KiB each of two */
 struct note {
     uint64_t directory;
     int64_t at_ns; /* CLOCK_MONOTONIC */
+    uint32_t thread; /* that asked */
     uint8_t length;
     char name[NAME_MAX_BYTES];
 };
@@ -59,11 +60,12 @@ static uint64_t hash_of(uint64_t parent, const char *name, size_t length) {
 }
 
 /* Under the lock, with room. */
-static void note(uint64_t directory, const char *name, size_t length) {
+static void note(uint64_t directory, uint32_t thread, const char *name, size_t length) {
     struct note *note = &names.notes[names.filled][names.noted++];
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     note->directory = directory;
+    note->thread = thread;
     note->at_ns = now.tv_sec * 1000000000ll + now.tv_nsec;
     note->length = (uint8_t)length;
     memcpy(note->name, name, length);
@@ -78,7 +80,7 @@ int fast_lookup_absent(const struct fuse_in_header *in, ssize_t length) {
     int absent = names.on && set_has(&names.directories, in->nodeid) && !set_has(&names.names, hash_of(in->nodeid, name, size)) &&
                  !set_has(&names.names, hash_of(EVERYWHERE, name, size));
     absent = absent && names.noted < NOTES_MAX;
-    if (absent) note(in->nodeid, name, size);
+    if (absent) note(in->nodeid, in->pid, name, size);
     pthread_mutex_unlock(&names.lock);
     return absent;
 }
@@ -152,8 +154,8 @@ static PyObject *py_lookup_take(PyObject *self, PyObject *args) {
     pthread_mutex_unlock(&names.lock);
     PyObject *found = PyList_New(count);
     for (int i = 0; found && i < count; i++) {
-        PyObject *one = Py_BuildValue("(Ky#L)", (unsigned long long)notes[i].directory, notes[i].name, (Py_ssize_t)notes[i].length,
-                                      (long long)notes[i].at_ns);
+        PyObject *one = Py_BuildValue("(Ky#LI)", (unsigned long long)notes[i].directory, notes[i].name, (Py_ssize_t)notes[i].length,
+                                      (long long)notes[i].at_ns, notes[i].thread);
         if (!one) Py_CLEAR(found);
         else PyList_SET_ITEM(found, i, one);
     }
@@ -167,6 +169,6 @@ PyMethodDef fast_lookup_methods[] = {
     {"lookup_name", py_lookup_name, METH_VARARGS, "lookup_name(directory, name, given) -> False: there is no room. Directory 0: each"},
     {"lookup_forget", py_lookup_forget, METH_NOARGS, "lookup_forget(): no directory is complete"},
     {"lookup_state", py_lookup_state, METH_NOARGS, "lookup_state() -> (complete directories, names)"},
-    {"lookup_take", py_lookup_take, METH_NOARGS, "lookup_take() -> [(directory, name, ns of CLOCK_MONOTONIC)]: what was answered since"},
+    {"lookup_take", py_lookup_take, METH_NOARGS, "lookup_take() -> [(directory, name, ns of CLOCK_MONOTONIC, thread)]: what was answered since"},
     {NULL, NULL, 0, NULL},
 };

@@ -15,6 +15,7 @@ import trio
 from pyfuse3 import EntryAttributes
 
 from kvfs.catalog import Inode
+from kvfs.core.ledger.absent_names import AbsentLookup
 from kvfs.core.ledger.fast_opens import ObjectOpens, Taken
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.errors import TooManyOpenError
@@ -85,9 +86,9 @@ class FastGate:
         """Know no directory any more."""
         fast.lookup_forget()
 
-    def take_lookups(self) -> list[tuple[int, bytes, int]]:
-        """The lookups answered since the last call: directory, name, and time (monotonic ns)."""
-        return fast.lookup_take()
+    def take_lookups(self) -> list[AbsentLookup]:
+        """The lookups answered since the last call, in their order."""
+        return [AbsentLookup(*one) for one in fast.lookup_take()]
 
     # Opens
 

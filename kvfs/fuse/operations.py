@@ -106,6 +106,9 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s: %s", call(*args), error)
             kind, code = type(error).__name__, errno_of(error)
+            if code == errno.ESTALE and isinstance(args[-1], RequestContext):
+                assert isinstance(args[0], Operations)
+                args[0].ledger.misses.refused(args[-1].pid)
         except OSError as error:
             log.exception("%s failed", call(*args))
             code = error.errno or errno.EIO
@@ -284,7 +287,7 @@ class Operations(pyfuse3.Operations):
             return self._attributes(self.tree.lookup(parent_inode, name))
         except NotFoundError:
             self.ledger.absent_names.missed(parent_inode)
-            self.ledger.misses.looked_up(parent_inode, name)
+            self.ledger.misses.looked_up(parent_inode, name, ctx.pid)
             raise
 
     async def _complete(self, ino: int) -> None:

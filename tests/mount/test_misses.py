@@ -7,6 +7,7 @@ import re
 import subprocess
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,81 @@ def test_each_open_counts_while_others_have_it_open(mount: Mount) -> None:
         assert hits(kv) == 3
         assert request(kv.path, "stat", path="engine/block")["heat"]["opens"] == 1
     assert sum(tier["hits"] for tier in kv.status()["tiers"].values()) == 3
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+def rewrite(path: Path) -> None:
+    path.write_bytes(b"new content")
+
+
+def replace(path: Path) -> None:
+    write_renamed(path)
+
+
+def rename(path: Path) -> None:
+    path.rename(path.with_name(path.name + ".renamed"))
+
+
+@pytest.mark.parametrize(
+    "change", [unlink, rewrite, replace, rename], ids=lambda change: change.__name__
+)
+def test_each_open_counts_though_its_object_goes(
+    mount: Mount, change: Callable[[Path], None]
+) -> None:
+    port = free_port()
+    kv = mount(f"{OPTIONS},metrics={port}")
+    space = engine(kv)
+    paths = [space / f"{number}" for number in range(50)]
+    for path in paths:
+        path.write_bytes(b"content")
+    wait_for(lambda: kv.status()["fast_open"]["objects"] > 40, "opens are answered fast")
+    for path in paths:
+        for _ in range(4):
+            path.read_bytes()
+        change(path)
+    assert hits(kv) == 200
+    samples = scrape(port)
+    timed = value(samples, "kvfs_namespace_open_seconds_count", namespace="engine")
+    assert timed == sum(tier["hits"] for tier in kv.status()["tiers"].values()) == 200
+
+
+def test_each_open_counts_though_all_objects_are_evicted(mount: Mount) -> None:
+    kv = mount(OPTIONS)
+    settings = {"quota_hard": "8M", "eviction": "lru"}
+    request(kv.path, "ns_create", name="engine", settings=settings, uid=0, gid=0)
+    space = kv.path / "engine"
+    for round_ in range(3):
+        for number in range(7):
+            write_renamed(space / f"{round_}-{number}")
+            (space / f"{round_}-{number}").write_bytes(bytes(1 << 20))
+            for _ in range(10):
+                (space / f"{round_}-{number}").read_bytes()
+    assert hits(kv) == 210
+
+
+@pytest.mark.parametrize("fast", ["on", "off"])
+def test_an_open_that_races_with_an_eviction_is_one_miss(mount: Mount, fast: str) -> None:
+    kv = mount(f"{OPTIONS},fast_open={fast}")
+    path = engine(kv) / "block"
+    found = missed = 0
+    with ThreadPoolExecutor() as evictor:
+        for _ in range(60):
+            path.write_bytes(b"content")
+            ino = path.stat().st_ino
+            evicted = evictor.submit(request, kv.path, "evict", inos=[ino], drop=True)
+            while not evicted.done():  # an object that is open stays
+                try:
+                    path.read_bytes()
+                    found += 1
+                except FileNotFoundError:
+                    missed += 1
+                    break
+    print("refused opens:", kv.status()["errors"].get("open", {}).get("StaleError", 0))
+    misses(kv, missed)
+    assert hits(kv) == found
 
 
 def test_a_question_of_match_has_one_miss_at_most(mount: Mount) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from kvfs.core.ledger import absent_names
-from kvfs.core.ledger.absent_names import MISSES, AbsentNames
+from kvfs.core.ledger.absent_names import MISSES, AbsentLookup, AbsentNames
 from kvfs.fuse import _passthrough
 from tests.unit.world import World, world
 
@@ -39,7 +39,7 @@ class Names:
         self.directories.clear()
         self.names.clear()
 
-    def take_lookups(self) -> list[tuple[int, bytes, int]]:
+    def take_lookups(self) -> list[AbsentLookup]:
         return []
 
     def check(self, made: World) -> None:

@@ -1,10 +1,12 @@
-"""Fast opens where the gate cannot have its thread: the daemon answers all opens, as without it."""
+"""Fast opens: each counts once, whatever becomes of its object; and a gate without its thread."""
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import trio
 
+from kvfs.catalog import Inode
 from tests.unit.fast_gate import TableGate
 from tests.unit.world import World, world
 
@@ -31,3 +33,76 @@ def test_without_a_thread_the_daemon_answers(tmp_path: Path) -> None:
 
     with world(tmp_path, passthrough=True) as made:
         trio.run(close_and_open, made)
+
+
+async def unlink(made: World, _: Inode) -> None:
+    made.tree.unlink(made.at(b"engine").ino, b"a")
+
+
+async def rename(made: World, _: Inode) -> None:
+    parent = made.at(b"engine").ino
+    made.renames.rename(parent, b"a", parent, b"b", 0)
+
+
+async def move(made: World, _: Inode) -> None:
+    """Into another namespace, which has none of the opens before."""
+    parent, other = made.at(b"engine").ino, made.at(b"other").ino
+    made.renames.rename(parent, b"a", other, b"a", 0)
+
+
+async def replace(made: World, _: Inode) -> None:
+    parent = made.at(b"engine").ino
+    made.renames.rename(parent, b"part", parent, b"a", 0)
+
+
+async def rewrite(made: World, inode: Inode) -> None:
+    held = await made.objects.open(inode.ino, writable=True, truncate=True)
+    await made.close(held, writable=True)
+
+
+async def write_on(made: World, inode: Inode) -> None:
+    held = await made.objects.open(inode.ino, writable=True)
+    made.write(held, b"more")
+    await made.close(held, writable=True)
+
+
+async def lose(made: World, inode: Inode) -> None:
+    made.ledger.removals.lose(inode, made.fast)
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize(
+    "change",
+    [unlink, rename, move, replace, rewrite, write_on, lose],
+    ids=lambda change: change.__name__,
+)
+def test_opens_count_for_the_namespace_of_their_time(
+    tmp_path: Path, change: Callable[[World, Inode], Awaitable[None]], *, is_open: bool
+) -> None:
+    async def open_and_change(made: World) -> None:
+        engine, other = made.namespace("engine"), made.namespace("other")
+        made.answer_fast()
+        await made.store(b"engine/part", b"new content")
+        inode = await made.store(b"engine/a", b"content", made.fast)
+        assert await made.read(inode.ino) == b"content"
+        before = engine.counters["read_ram"]
+        gate = made.gate
+        assert gate is not None
+        handles = [gate.open(inode.ino) for _ in range(100)]
+        assert all(handles)
+        for handle in handles[is_open:]:
+            assert gate.release(handle)
+        await change(made, inode)
+        made.ledger.namespaces.show_opens()
+        assert engine.counters["read_ram"] == before + 100
+        assert engine.opens_timed == 100
+        assert other.counters["read_ram"] == 0
+        for handle in handles[:is_open]:
+            if not gate.release(handle):
+                await made.close(gate.adopted[handle], writable=False)
+        made.check()
+        made.ledger.fast_opens.stop()
+        await made.check_at_rest()
+
+    with world(tmp_path, passthrough=True) as made:
+        trio.run(open_and_change, made)

@@ -63,6 +63,50 @@ def test_only_the_lookup_of_the_kernel_is_taken_back(tmp_path: Path) -> None:
         assert counts(made) == 2
 
 
+def test_after_a_refusal_the_kernel_looks_twice_for_one_open(tmp_path: Path) -> None:
+    with world(tmp_path) as made:
+        made.ledger.misses.refused(7)
+        for thread in (7, 8, 7, 7):  # the second one of 7 is the kernel's own
+            made.ledger.misses.looked_up(ROOT, b"a", thread)
+        made.ledger.misses.settle(late=0)
+        assert counts(made) == 3
+
+
+@pytest.mark.parametrize("knows_it", [True, False])
+def test_after_a_refusal_the_lookup_for_a_create_is_taken_back(
+    tmp_path: Path, *, knows_it: bool
+) -> None:
+    """knows_it: the kernel still has the name that was refused, so it looks twice."""
+    with world(tmp_path) as made:
+        made.ledger.misses.refused(7)
+        for _ in range(2 + knows_it):
+            made.ledger.misses.looked_up(ROOT, b"a", 7)
+        made.ledger.misses.named(ROOT, b"a")
+        assert counts(made) == 1
+
+
+def test_after_a_refusal_other_names_count(tmp_path: Path) -> None:
+    """The kernel has forgotten the name that was refused, so it looked it up once."""
+    with world(tmp_path) as made:
+        made.ledger.misses.refused(7)
+        for name in (b"a", b"b", b"b"):
+            made.ledger.misses.looked_up(ROOT, name, 7)
+        made.ledger.misses.settle(late=0)
+        assert counts(made) == 3
+
+
+def test_a_refusal_is_forgotten(tmp_path: Path, clock: list[int]) -> None:
+    with world(tmp_path) as made:
+        made.ledger.misses.refused(7)
+        made.ledger.misses.refused(8)
+        clock[0] += LATE + 1
+        for _ in range(2):
+            made.ledger.misses.looked_up(ROOT, b"a", 7)
+        made.ledger.misses.settle(late=0)
+        assert counts(made) == 2
+        assert not made.ledger.misses._refused
+
+
 def test_a_mkdir_takes_all_lookups_back(tmp_path: Path) -> None:
     with world(tmp_path) as made:
         for _ in range(3):

@@ -267,6 +267,22 @@ def test_handles_may_go_in_any_order(made: World, kinds: tuple[int, ...]) -> Non
     run(case)
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_file_that_was_closed_before_its_unlink_is_written(made: World, *, closed: bool) -> None:
+    async def case() -> None:
+        held = await made.create(b"a", BYTES)
+        if closed:
+            made.objects.sealing.flush(held, writable=True)
+        made.tree.unlink(ROOT_INO, b"a")
+        await made.close(held, writable=True)
+        counters = made.ledger.namespaces.default.counters
+        assert (counters["written"], counters["written_bytes"]) == (closed, closed * len(BYTES))
+        made.check()
+        await made.check_at_rest()
+
+    run(case)
+
+
 def test_truncating_at_open_begins_a_new_file(made: World) -> None:
     async def case() -> None:
         inode = await made.store(b"a", BYTES, made.disk)

@@ -14,7 +14,7 @@ names that exist.
 import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import trio
 
@@ -28,6 +28,15 @@ SCANNED_MAX = 1 << 18  # names of a directory that is scanned: some 0.5 s
 STEP = 256  # names that a scan takes without giving way: some 0.5 ms
 COUNTED_MAX = 4096  # directories whose lookups are counted
 EVERYWHERE = 0  # in place of a directory: the name may be in any
+
+
+class AbsentLookup(NamedTuple):
+    """A lookup of an absent name that the gate has answered."""
+
+    directory: int
+    name: bytes
+    at: int  # monotonic ns
+    thread: int  # that asked
 
 
 class NameGate(Protocol):
@@ -45,8 +54,8 @@ class NameGate(Protocol):
         """Know no directory any more."""
         ...
 
-    def take_lookups(self) -> list[tuple[int, bytes, int]]:
-        """The lookups answered since the last call: directory, name, and time (monotonic ns)."""
+    def take_lookups(self) -> list[AbsentLookup]:
+        """The lookups answered since the last call, in their order."""
         ...
 
 
@@ -78,7 +87,7 @@ class AbsentNames:
             self.catalog.names_changed = lambda _names, _committed: None
             self.gate = None
 
-    def take_lookups(self) -> list[tuple[int, bytes, int]]:
+    def take_lookups(self) -> list[AbsentLookup]:
         """Take and count the lookups that the gate has answered, as `NameGate.take_lookups`."""
         if self.gate is None:
             return []

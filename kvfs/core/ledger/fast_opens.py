@@ -258,7 +258,15 @@ class FastOpens:
             self._take(ino, taken, inode)
 
     def take_record(self, inode: Inode) -> None:
-        """Take an object out whose record, in memory this one, is about to change."""
+        """Take an object out whose record, in memory this one, is about to change.
+
+        Opens of objects that were taken out count first: their records may be about to go.
+        """
+        self._take_record(inode)
+        if self._seen:
+            self.see()
+
+    def _take_record(self, inode: Inode) -> None:
         if self.waiting and inode.ino in self.waiting:
             if not inode.links:
                 self._close(self.waiting.pop(inode.ino))

@@ -4,6 +4,10 @@ Contract: a lookup of an absent name is a miss of its directory's namespace. The
 
 - The kernel looks a name up before each CREATE, RENAME and so on to that name. Such an operation
   calls `named` at its beginning, which takes one lookup back.
+- After ESTALE the kernel looks a name up twice, if it still has it: whether it is right, and once
+  more. If the thread's first two lookups in vain are of one name, the second is none. If an
+  operation makes the name next, the second was the one for it. Nothing tells whether the kernel
+  still had the name: then a thread that opens it again within LATE loses that one miss.
 - Names that a connector renames later, and names with a dot at the beginning that no connector
   makes.
 
@@ -25,7 +29,7 @@ from itertools import islice
 
 from kvfs import layouts
 from kvfs.catalog import Catalog, Inode
-from kvfs.core.ledger.absent_names import AbsentNames
+from kvfs.core.ledger.absent_names import AbsentLookup, AbsentNames
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.namespaces.order import key_of
@@ -46,6 +50,7 @@ class _Lookups:
     count: int
     last: int  # monotonic ns
     key: int | None = None  # of the block, once it was asked for
+    again: bool = False  # the kernel has looked once more since: `_is_again`
 
 
 class Misses:
@@ -63,18 +68,27 @@ class Misses:
         self.absent_names = absent_names
         self.counters = counters
         self._waiting: dict[tuple[int, bytes], _Lookups] = {}
+        # By thread: the lookup in vain that came first after its ESTALE; directory 0: none came.
+        self._refused: dict[int, AbsentLookup] = {}
 
-    def looked_up(self, directory: int, name: bytes) -> None:
+    def looked_up(self, directory: int, name: bytes, thread: int = 0) -> None:
         """Note that the daemon has answered a lookup of an absent name."""
         self._take_lookups()
-        self._note(directory, name, time.monotonic_ns())
+        self._note(AbsentLookup(directory, name, time.monotonic_ns(), thread))
+
+    def refused(self, thread: int) -> None:
+        """Note that a request of a thread gets ESTALE: it will look the name up again."""
+        self._take_lookups()
+        self._refused[thread] = AbsentLookup(0, b"", time.monotonic_ns(), thread)
 
     def named(self, directory: int, name: bytes, *, as_directory: bool = False) -> None:
         """Take the kernel's own lookup of a name back, which an operation is about to make."""
         self._take_lookups()
         lookups = self._waiting.pop((directory, name), None)
-        if lookups is not None and lookups.count > 1 and not as_directory:
-            self._count(directory, name, lookups.count - 1)
+        if lookups is None or as_directory:
+            return
+        if times := lookups.count - (not lookups.again):
+            self._count(directory, name, times)
 
     def written(self, inode: Inode) -> None:
         """Count the last lookups of an object's key. Call it before policies see the object.
@@ -100,6 +114,8 @@ class Misses:
         """Count lookups that are older than `late`. Return whether there may be more of them."""
         self._take_lookups()
         before = time.monotonic_ns() - late
+        for thread in [one.thread for one in self._refused.values() if one.at <= before]:
+            del self._refused[thread]
         for (directory, name), lookups in list(islice(self._waiting.items(), AT_ONCE)):
             if lookups.last > before:
                 if lookups.count > 1:
@@ -112,10 +128,24 @@ class Misses:
         return first is not None and first.last <= before
 
     def _take_lookups(self) -> None:
-        for directory, name, at in self.absent_names.take_lookups():
-            self._note(directory, name, at)
+        for lookup in self.absent_names.take_lookups():
+            self._note(lookup)
 
-    def _note(self, directory: int, name: bytes, at: int) -> None:
+    def _is_again(self, lookup: AbsentLookup) -> bool:
+        """Whether the kernel looks a name up for the second time after one ESTALE."""
+        before = self._refused.pop(lookup.thread, None)
+        if before is None or lookup.at - before.at > LATE:
+            return False
+        if before.directory:
+            return before[:2] == lookup[:2] and lookup[:2] in self._waiting
+        self._refused[lookup.thread] = lookup
+        return False
+
+    def _note(self, lookup: AbsentLookup) -> None:
+        directory, name, at, _ = lookup
+        if self._refused and self._is_again(lookup):
+            self._waiting[directory, name].again = True
+            return
         lookups = self._waiting.pop((directory, name), None)
         if lookups is None:
             lookups = _Lookups(1, at)
@@ -125,7 +155,7 @@ class Misses:
                 self._count(above, oldest, old.count)
         else:
             lookups.count += 1
-            lookups.last = at
+            lookups.last, lookups.again = at, False
         self._waiting[directory, name] = lookups
 
     def _directory(self, ino: int) -> Inode | None:

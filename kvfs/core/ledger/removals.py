@@ -96,6 +96,7 @@ class Removals:
         Raises CatalogError. Then kvfs tries again until the catalog takes the change; no open is
         served from the copy meanwhile.
         """
+        self.table.take(inode.ino)  # its record is then the open object's, if it is open
         current = self.table.inode(inode.ino)
         if (
             current is None

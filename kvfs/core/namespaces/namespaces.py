@@ -264,7 +264,7 @@ class Namespaces:
         if size is not None:
             found.counters["written"] += 1
             found.counters["written_bytes"] += size
-        if not self.places.lacks_key(inode):  # else its rename shows it
+        if inode.links and not self.places.lacks_key(inode):  # else its rename shows it
             found.stored(inode)
         if self.access_log.on and size is not None:
             self.access_log.written(inode)

@@ -226,6 +226,8 @@ class Sealing:
         elif written:  # readers that stay may still ask for its size
             with self.catalog.batch() as batch:
                 batch.put(inode)
+        if written and inode.sealed and not inode.links and held.doom is None:
+            self._count_written(held)  # it was closed before it lost its name
         if written or last:
             ledger.table.unstage(held, stays=not last and not inode.links)
         if written and inode.links and not lost:  # it counts once now, and stays: it is open
@@ -266,10 +268,14 @@ class Sealing:
         held.accounted = True
         ledger.table.unstage(held)  # or its namespace's quota would count it twice
         ledger.misses.written(inode)
-        ledger.namespaces.written(inode, held.charged, held.written if held.changed else None)
-        held.charged = 0
+        self._count_written(held)
         if held.tier is ledger.tiers.nvme:
             self.verify(inode)
+
+    def _count_written(self, held: OpenObject) -> None:
+        size = held.written if held.changed else None
+        self.ledger.namespaces.written(held.inode, held.charged, size)
+        held.charged = 0
 
     def cut_off(self, held: OpenObject, why: KvfsError) -> None:
         """Cut off a file that may not grow further: its name goes, its writer's close fails.
