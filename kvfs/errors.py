@@ -91,6 +91,11 @@ class NotPermittedError(KvfsError):
 class NoSpaceError(KvfsError):
     """No more bytes fit, and no object may be dropped."""
 
+    def __init__(self, message: str, *, because: str = "") -> None:
+        """because: what holds the room, in a word or some."""
+        super().__init__(message)
+        self.because = because
+
 
 class OtherNamespaceError(KvfsError):
     """The operation would put one object into two namespaces: make a copy."""

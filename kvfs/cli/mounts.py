@@ -20,7 +20,8 @@ PATIENCE = 2.0  # s for each daemon: one that hangs must not hide the others
 def command(*, as_json: bool) -> None:
     """List all mounts of kvfs, and what each daemon answers.
 
-    A detached mount is listed as long as its daemon serves open files.
+    A detached mount is listed as long as its daemon serves open files. A dead mount has no daemon
+    and no keeper: unmount it.
     """
     found = [_about(path) for path in kvfs_mounts()]
     found += [_about(str(one.mountpoint), str(one.refusal())) for one in detached()]
@@ -33,6 +34,10 @@ def _about(path: str, detached: str = "") -> dict[str, Any]:
     try:
         status = request_within(Path(path), PATIENCE, "status")
     except KvfsError as error:
+        if isinstance(
+            error.__cause__, ConnectionRefusedError
+        ):  # its socket is there, and no process
+            state["state"] = "dead"
         return {"mountpoint": path, **state, "problem": str(error)}
     return {
         "mountpoint": path,
@@ -58,22 +63,23 @@ def _used(tier: dict[str, Any]) -> str:
     return human(tier["used_bytes"]) + (f" + {human(reserved)} reserved" if reserved else "")
 
 
+def _row(one: dict[str, Any]) -> list[str]:
+    first = [printable(one["mountpoint"]), one["state"]]
+    if one["problem"]:
+        return [*first, *["-"] * 5]
+    return [
+        *(*first, str(one["daemon_pid"]), one["version"]),
+        *(duration(one["uptime_s"]), str(one["objects"])),
+        ", ".join(f"{name} {_used(tier)}" for name, tier in one["tiers"].items()),
+    ]
+
+
 def _show(found: list[dict[str, Any]]) -> None:
     if not found:
         click.echo("no kvfs is mounted")
         return
-    rows = [
-        [
-            *(printable(one["mountpoint"]), one["state"], str(one["daemon_pid"])),
-            *(one["version"], duration(one["uptime_s"]), str(one["objects"])),
-            ", ".join(f"{name} {_used(tier)}" for name, tier in one["tiers"].items()),
-        ]
-        for one in found
-        if not one["problem"]
-    ]
-    if rows:
-        columns = ("mount point", "state", "daemon", "version", "up", "objects", "used")
-        screen().print(table(columns, rows, left=("mount point", "state", "used")))
+    columns = ("mount point", "state", "daemon", "version", "up", "objects", "used")
+    screen().print(table(columns, map(_row, found), left=("mount point", "state", "used")))
     for one in found:
         if one["why"]:
             click.echo(printable(one["why"]))

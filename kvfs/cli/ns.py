@@ -43,15 +43,20 @@ STEP = 0.1  # s between two looks at the rest of a dropped namespace
 
 
 class Named:
-    """A namespace on the command line: PATH on a mount, or NAME if only one kvfs is mounted."""
+    """A namespace on the command line: PATH on a mount, or NAME if only one kvfs is mounted.
+
+    A word without a slash is a PATH if a kvfs is mounted there. If several kvfs are mounted, it is
+    also a PATH in the working directory, if that is the mount point of one.
+    """
 
     def __init__(self, text: str) -> None:
-        if os.sep in text:
-            path = runtime.canonical(text)
+        mounted, path = kvfs_mounts(), runtime.canonical(text)
+        here = str(path) in mounted or (len(mounted) > 1 and str(path.parent) in mounted)
+        if os.sep in text or here:
             parent, last = os.path.split(text.rstrip(os.sep))
             if last not in {"", ".", ".."}:
-                here = Path(os.path.realpath(parent), last)
-                if here != path and not runtime.mount_at(path):
+                plain = Path(os.path.realpath(parent), last)
+                if plain != path and not runtime.mount_at(path):
                     raise ConfigError(
                         f"namespace {text}: expected a directory, found a symbolic link to {path}"
                     )
@@ -65,7 +70,6 @@ class Named:
             self.mountpoint = at
             self.name = "." if at == path else path.name
             return
-        mounted = kvfs_mounts()
         if not mounted:
             raise ConfigError(f"namespace {text}: no kvfs is mounted; run kvfs mount first")
         if len(mounted) > 1:

@@ -181,9 +181,34 @@ def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
     """
     before = present(mountpoint)
     config = before.upgraded(",".join(options))
-    start_daemon(mountpoint, config)
     if options:
-        say_changes(list(changes(before.as_options(), config.as_options())))
+        change_by_upgrade(mountpoint, before, config)
+    else:
+        start_daemon(mountpoint, config)
+
+
+def change_by_upgrade(mountpoint: Path, before: Config, config: Config) -> None:
+    """Let a daemon serve with other options. Print what changed, and what must go for it."""
+    excess = list(_excess(mountpoint, before, config))
+    start_daemon(mountpoint, config)
+    say_changes(list(changes(before.as_options(), config.as_options())))
+    for line in excess:
+        click.echo(line)
+
+
+def _excess(mountpoint: Path, before: Config, config: Config) -> Iterator[str]:
+    """Yield a line for each tier that has more than its new size."""
+    sizes = {"ram": (before.ram, config.ram), "nvme": (before.nvme_size, config.nvme_size)}
+    smaller = {name: now for name, (was, now) in sizes.items() if now < was}
+    tiers = request(mountpoint, "status")["tiers"] if smaller else {}
+    for name in smaller.keys() & tiers.keys():
+        used, over = tiers[name]["used_bytes"], tiers[name]["used_bytes"] - smaller[name]
+        if over > 0:
+            count = -(-tiers[name]["objects"] * over // used)
+            yield (
+                f"{name}: about {count} objects of {human(over)} go, as it has {human(used)}; the "
+                "log says how many were dropped"
+            )
 
 
 def present(mountpoint: Path) -> Config:

@@ -19,11 +19,10 @@ from kvfs.cli import completion, kvfs_mount, mountpoint_argument, users
 from kvfs.cli.options import (
     FLAGS_ROW,
     UPGRADED,
+    change_by_upgrade,
     change_now,
-    changes,
     present,
     say_changes,
-    start_daemon,
 )
 from kvfs.config import ALWAYS, FLAGS, Config, option_words
 from kvfs.errors import ConfigError, KvfsError
@@ -140,6 +139,5 @@ def _change_options(mountpoint: Path, before: Config, config: Config, asked: Ask
         words = (asked.options[name].partition("=") for name in names)
         change_now(mountpoint, {name: text for name, _, text in words})
         return True
-    start_daemon(mountpoint, config)
-    say_changes(list(changes(was, become)))
+    change_by_upgrade(mountpoint, before, config)
     return True

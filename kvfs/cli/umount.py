@@ -111,7 +111,9 @@ def _keeper(mountpoint: Path) -> int | None:
     except (ConfigError, ControlError, ProcessLookupError) as error:
         if isinstance(error, ConfigError) and os.geteuid():
             raise  # another user's mount; root may unmount it without asking
-        click.echo(f"kvfs: unmounting without the daemon's help: {error}", err=True)
+        # The error of a request says: run this command.
+        why = f"no daemon answers ({error.__cause__})" if error.__cause__ else error
+        click.echo(f"kvfs: unmounting without the daemon's help: {why}", err=True)
         return None
 
 

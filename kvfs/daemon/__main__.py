@@ -83,11 +83,15 @@ def _start_log(live: LiveConfig) -> None:
 
 
 def _late_release(record: logging.LogRecord) -> bool:
-    """Log a late answer to a close as information: no process waits for closes of an unmount."""
+    """Log a late answer to a close with log_level=debug only: no process waits for it.
+
+    The closes of an unmount, also of a lazy one, come when the kernel has ended the mount.
+    """
     ended = (os.strerror(errno.ENOENT),)
-    if record.args == ended and str(record.msg).startswith("fuse_release"):
-        record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
-    return True
+    if record.args != ended or not str(record.msg).startswith("fuse_release"):
+        return True
+    record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    return logging.getLogger().isEnabledFor(logging.DEBUG)
 
 
 def _unreadable(error: BaseException) -> CatalogError | None:

@@ -10,7 +10,8 @@ own:
 - `rotten`: the scrubber found a wrong copy.
 - `scrub`: the scrubber ended a pass.
 
-At most MOST events of TEXT_MOST characters, about 1 MB. A new daemon begins with none; its first
+At most MOST events of TEXT_MOST characters, about 1 MB. A longer text loses its middle: the end of
+a line of the log is often its cure. A new daemon begins with none; its first
 event is `started` or `takeover`. Any thread may add. Not for counting: that is `status`.
 """
 
@@ -30,7 +31,8 @@ from kvfs.rates import ERRORS
 from kvfs.tiers.calls import Health, HealthState
 
 MOST = 1000
-TEXT_MOST = 500
+TEXT_MOST = 1000
+CUT = " … "
 PERIOD = 60.0  # s between two summaries
 # The kinds of errors that an operator can do something about, and those of failing system calls.
 REFUSALS = {*ERRORS, *chain.from_iterable(ERRORS.values()), TooManyOpenError.__name__, DEFECT}
@@ -67,7 +69,7 @@ class Events(logging.Handler):
             text = str(record.msg)
         if record.exc_info and record.exc_info[1] is not None:
             text = f"{text}: {record.exc_info[1]!r}"
-        self.add("log", level=record.levelname, source=record.name, text=text[:TEXT_MOST])
+        self.add("log", level=record.levelname, source=record.name, text=_within(text))
 
     def watch(self, healths: Iterable[Health]) -> None:
         """Make an event of each change of their states from now on."""
@@ -94,3 +96,11 @@ class Events(logging.Handler):
         if ledger.tiers.bucket.mounted:
             found["spilled"] = ledger.tiers.bucket.counters["spilled"]
         return found
+
+
+def _within(text: str) -> str:
+    """Return a text of at most TEXT_MOST characters, without its middle if it is longer."""
+    if len(text) <= TEXT_MOST:
+        return text
+    half = (TEXT_MOST - len(CUT)) // 2
+    return f"{text[:half]}{CUT}{text[-half:]}"

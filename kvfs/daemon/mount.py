@@ -40,6 +40,7 @@ from kvfs.live import LiveConfig
 from kvfs.movement.movers import MoverPool
 from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
+from kvfs.units import human
 
 from kvfs.fuse import match_files, operations, virtual_files  # isort: skip
 from kvfs.fuse.fast_open import FastGate  # isort: skip
@@ -396,6 +397,15 @@ class Mount:
             worker.kill()
         if jobs := self.dispatcher.jobs:
             log.info("%s: %d jobs of movers are given up", self.config.mountpoint, jobs)
+        accounts = self.ledger.accounts
+        log.info(
+            "%s: unmounted with --now: %s%d objects (%s) are lost with RAM: neither NVMe nor the "
+            "bucket had them",
+            self.config.mountpoint,
+            "" if accounts.census_done.is_set() else "at least ",
+            accounts.only_ram_objects,
+            human(accounts.only_ram_bytes),
+        )
         self.close(ended=True, patience=SYNC_NOW)
         log.info("%s: ended", self.config.mountpoint)
         with suppress(Closed, BlockingIOError):

@@ -36,7 +36,7 @@ STATES = ("healthy", "suspect", "down")
 USUAL = ("evicted", "expired")
 REASONS = (
     *("evicted", "expired", "lost", "stale", "too_large", "unfinished", "incomplete"),
-    *("asked", "version", "quota"),
+    *("asked", "version", "quota", "shrunk"),
 )
 DECISIONS = ("admitted", "obliged", "refused_budget", "refused_adaptive")
 

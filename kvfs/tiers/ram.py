@@ -18,6 +18,7 @@ from pathlib import Path
 from kvfs import mounts, own_files, runtime
 from kvfs.errors import ConfigError, UnsupportedError
 from kvfs.tiers.tier import EXISTING, FANOUT, Tier, expect_own_directory
+from kvfs.units import human
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class RamTier(Tier):
 
     name = "ram"
     number = 1
+    _refused = ""  # `huge` of a remount that was refused: `shrink` tries it again
 
     def __init__(
         self, root: Path, capacity: int, *, identity: str, epoch: int | None, huge: str | None
@@ -154,14 +156,38 @@ class RamTier(Tier):
             self.huge_why = "a tmpfs with huge pages needs root, /dev/shm is used"
             return
         try:
-            mounts.mount(
-                SOURCE, self.root, "tmpfs", _FLAGS | mounts.MS_REMOUNT, self._options(huge)
-            )
+            self._remount(huge)
         except OSError as error:
-            # The tmpfs has more bytes than the new size. kvfs evicts them. The old size bounds the
-            # memory until another daemon attaches the tmpfs.
-            log.warning("RAM tier %s keeps its former size: %s", self.root, error)
+            why = error.strerror
+            if error.errno == errno.EINVAL:
+                why = f"it has more than the new size of {human(self.capacity)} now"
+            size = os.statvfs(self.root)
+            self.shortage = (
+                f"its memory keeps its former size of {human(size.f_blocks * size.f_frsize)}: {why}"
+            )
+            self._refused = huge
+            log.warning(
+                "RAM tier %s: %s; kvfs tries again each second, while it evicts what is beyond",
+                *(self.root, self.shortage),
+            )
         self._say_huge(huge)
+
+    def shrink(self) -> None:
+        """Give the tmpfs its size, if it had more bytes than that before."""
+        if not self._refused:
+            return
+        try:
+            self._remount(self._refused)
+        except OSError as error:
+            log.debug("RAM tier %s keeps its former size: %s", self.root, error)
+            return
+        self._refused = self.shortage = ""
+        log.info("RAM tier %s has its size of %s now", self.root, human(self.capacity))
+
+    def _remount(self, huge: str) -> None:
+        """Give the tmpfs its size. Raises OSError."""
+        flags = _FLAGS | mounts.MS_REMOUNT
+        mounts.mount(SOURCE, self.root, "tmpfs", flags, self._options(huge))
 
     def _say_huge(self, huge: str) -> None:
         self.huge = huge != "never"

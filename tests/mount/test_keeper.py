@@ -192,6 +192,33 @@ def test_without_a_keeper_the_mount_goes_on(kv: Mounted) -> None:
     assert (kv.path / "a").read_bytes() == b"a"
 
 
+def test_a_mount_without_keeper_and_daemon_is_dead(kv: Mounted) -> None:
+    pids = kv.keeper, kv.pid
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    kv.allow_log("the keeper of .* is dead")
+    kv.expect_log("the last session did not end properly")
+    wait_for(lambda: not any(map(alive, pids)), "both are gone")
+    (one,) = (
+        each
+        for each in json.loads(kvfs("mounts", "--json").stdout)
+        if each["mountpoint"] == str(kv.path)
+    )
+    assert one["state"] == "dead"
+    assert one["problem"].endswith(f"if its daemon has died: kvfs umount {kv.path}")
+    rows = [line.split()[-6:] for line in kvfs("mounts").stdout.splitlines()]
+    assert ["dead", *["-"] * 5] in rows
+    done = kvfs("umount", kv.path)
+    assert (done.returncode, done.stderr) == (
+        0,
+        (
+            "kvfs: unmounting without the daemon's help: no daemon answers ([Errno 111] "
+            "Connection refused)\n"
+        ),
+    )
+    kv.mount()
+
+
 def test_a_mount_that_no_daemon_can_serve_is_given_up(kv: Mounted) -> None:
     """The session file, for example, is not this mount's."""
     (kv.path / "a").write_bytes(b"a" * MIB)

@@ -155,6 +155,25 @@ def test_a_name_alone_is_enough_where_one_kvfs_is_mounted(mount: Mount, tmp_path
     assert os.listdir(second.path) == []
 
 
+def test_a_word_without_a_slash_may_be_a_path(mount: Mount) -> None:
+    """Of a mount, or of a namespace on the mount that is the working directory."""
+    first, second = (mount("ram=32M", name) for name in ("first", "second"))
+
+    def ns(*words: str, at: Path) -> subprocess.CompletedProcess[str]:
+        command = [*KVFS, "ns", *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=PATIENCE, cwd=at
+        )
+
+    done = ns("set", "first", "weight=3", at=first.path.parent)
+    assert (done.returncode, done.stdout) == (0, "namespace .: weight 100 -> 3\n")
+    assert ns("create", "a", at=second.path).returncode == 0
+    assert os.listdir(second.path) == ["a"]
+    done = ns("drop", "first", at=first.path.parent)
+    assert "the mount's own namespace cannot be dropped" in done.stderr
+    assert os.listdir(first.path) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -13,7 +13,7 @@ import pytest
 
 from kvfs import runtime
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted
+from tests.harness import KVFS, Mounted, wait_for
 
 ROOT = Path(__file__).parents[2]
 HELPED = f"""
@@ -21,6 +21,7 @@ HELPED = f"""
     for name in mount.kvfs mount.fuse.kvfs; do ln -s {ROOT}/mount/mount.kvfs /usr/sbin/$name; done
     exec "$@"
 """
+MIB = 1 << 20
 NOTHING = "nothing changed: the options are as before\n"
 
 
@@ -116,6 +117,25 @@ def test_set_and_upgrade_print_each_change(small: Mounted) -> None:
     lines = run("upgrade", small.path, "-o", "ram=128M").stdout.splitlines()
     assert lines[1:] == NOTHING.splitlines()
     assert len(run("upgrade", small.path).stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("how", ["upgrade", "remount"])
+def test_a_smaller_tier_says_what_goes(small: Mounted, how: str) -> None:
+    for number in range(12):
+        (small.path / str(number)).write_bytes(bytes(4 * MIB))
+    lines = run(how, small.path, "-o", "ram=32M").stdout.splitlines()
+    assert lines[1:] == [
+        "ram: 64.0 MiB -> 32.0 MiB",
+        (
+            "ram: about 4 objects of 16.0 MiB go, as it has 48.0 MiB; the log says how many were "
+            "dropped"
+        ),
+    ]
+    said = "ram began with more than its size of 32.0 MiB"
+    wait_for(lambda: said in small.log.read_text(), "a line of the log")
+    dropped = small.counter("dropped_shrunk")
+    assert dropped == small.counter("dropped") > 0
+    assert f"kvfs dropped {dropped} objects of {dropped * 4}.0 MiB" in small.log.read_text()
 
 
 # remount

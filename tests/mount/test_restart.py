@@ -107,6 +107,8 @@ def test_umount_now_loses_objects_only_in_ram_and_no_others(kv: Mounted) -> None
         f"kvfs: {in_ram} objects ({in_ram * 8}.0 MiB) are lost with RAM: neither NVMe nor the "
         "bucket had them\n"
     )
+    told = said.removeprefix("kvfs: ").strip()
+    assert f"{kv.path}: unmounted with --now: {told}" in kv.log.read_text()
     kv.mount()
     left = sorted(os.listdir(kv.path))
     assert len(left) == 8 - in_ram

@@ -10,7 +10,7 @@ import trio
 
 from kvfs.core.capacity.victims import ram_only
 from kvfs.units import human
-from tests.unit.world import World, world
+from tests.unit.world import MIB, World, world
 
 BYTES = b"k" * 10_000
 SIZE = len(BYTES)
@@ -152,3 +152,44 @@ def test_a_new_quota_of_a_directory_drops_what_is_beyond_it(tmp_path: Path) -> N
         assert dropped(made) == {"quota": 3, "evicted": 1}
 
     run(case, tmp_path)
+
+
+@pytest.mark.parametrize("tier", ["ram", "nvme"])
+def test_objects_that_a_smaller_tier_drops_have_a_reason_of_their_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tier: str
+) -> None:
+    """One line tells them, also those that a writer drops during the census."""
+    caplog.set_level(logging.INFO)
+    with world(tmp_path, **{"ram": 0, "nvme": 0, tier: 8 * MIB}) as made:
+
+        async def fill() -> None:
+            for number in range(6):
+                await made.make_file(b"%d" % number, bytes(MIB))
+            made.ledger.accounts.leave_estimate()
+
+        trio.run(fill)
+        made.sizes = (3 * MIB, 0) if tier == "ram" else (0, 3 * MIB)
+        made.restart()
+
+        async def go() -> None:
+            if tier == "nvme":  # its estimate says how much it has
+                for inode in made.catalog.inodes_after(0, 5):
+                    made.ledger.accounts.count_earlier(inode)
+                made.room.make_room(made.disk)
+                assert dropped(made).keys() == {"shrunk"}
+            await made.census()
+            made.room.shrink()
+            (line,) = said_of(caplog, "began with more")
+            (count,) = dropped(made).items()
+            assert count[0] == "shrunk"
+            assert line == (
+                f"{tier} began with more than its size of 3.0 MiB, and kvfs dropped {count[1]} "
+                f"objects of {human(count[1] * MIB)} for that"
+            )
+            made.room.shrink()
+            assert len(said_of(caplog, "began with more")) == 1
+            await made.make_file(b"next", bytes(2 * MIB))
+            assert dropped(made).keys() == {"shrunk", "evicted"}
+            await made.check_at_rest()
+
+        trio.run(go)

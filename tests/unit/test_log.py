@@ -30,15 +30,18 @@ def live(tmp_path: Path) -> Iterator[LiveConfig]:
     logging.captureWarnings(capture=False)
 
 
-@pytest.mark.usefixtures("live")
 @pytest.mark.parametrize("verb", ["release", "releasedir"])
-def test_a_close_that_an_unmount_ended_is_no_error(tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_a_close_that_an_unmount_ended_is_no_error(
+    live: LiveConfig, tmp_path: Path, verb: str, level: str
+) -> None:
+    trio.run(live.change, {"log_level": level})
     theirs = logging.getLogger("pyfuse3")
     theirs.error(f"fuse_{verb}(): fuse_reply_* failed with %s", os.strerror(errno.ENOENT))
     theirs.error(f"fuse_{verb}(): fuse_reply_* failed with %s", os.strerror(errno.EIO))
     theirs.error("fuse_lookup(): fuse_reply_* failed with %s", os.strerror(errno.ENOENT))
     levels = [line.split()[2] for line in (tmp_path / "log").read_text().splitlines()]
-    assert levels == ["INFO", "ERROR", "ERROR"]
+    assert levels == [*(["DEBUG"] if level == "debug" else []), "ERROR", "ERROR"]
 
 
 def test_its_level_follows_the_option(live: LiveConfig) -> None:

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from kvfs.core.capacity import refusals
-from kvfs.core.capacity.refusals import LOOK, QUIET
+from kvfs.core.capacity.refusals import HOLDERS, LOOK, QUIET
 from kvfs.errors import NoSpaceError, QuotaError
 from tests.unit.world import MIB, World, world
 
@@ -96,6 +96,57 @@ def test_a_changed_cause_of_enospc_gets_its_line(
             await made.close(one, writable=False)
 
     run(case, tmp_path, ram=8 * MIB, nvme=0)
+
+
+def test_cures_are_those_of_the_named_holders_the_largest_first(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        made.namespace("pins", pin="on")
+        await made.make_file(b"pins/0", BYTES[: MIB // 4])
+        for number in range(HOLDERS):
+            made.namespace(f"b{number}", eviction="never")
+            await made.make_file(b"b%d/0" % number, BYTES[: MIB // 2])
+        space = made.namespace("a")
+
+        def told() -> str:
+            return refusals.held_room(made.room, space, [made.fast]).text
+
+        assert "256.0 KiB more; set another eviction, unlink files or give" in told()
+        assert "pin" not in told(), "no named holder is pinned"
+        made.tell("b0", eviction="lru")
+        assert "; set another eviction, unlink files, set pin=off or give" in told()
+
+    run(case, tmp_path, ram=8 * MIB, nvme=0)
+
+
+def test_cut_off_files_of_one_cause_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: Clock
+) -> None:
+    def told() -> list[str]:
+        found = [one.message for one in caplog.records if "is cut off:" in one.message]
+        caplog.clear()
+        return found
+
+    async def case(made: World) -> None:
+        async def cut(path: bytes) -> None:
+            held = await made.create(path.rpartition(b"/")[2], BYTES, made.at(b"a").ino)
+            os.pwrite(held.fd, 4 * BYTES, 0)
+            made.objects.sealing.bounds.look()
+            assert held.doom is not None
+            with pytest.raises(QuotaError):
+                await made.close(held, writable=True)
+
+        made.namespace("a", quota_hard="3M")
+        await cut(b"a/0")
+        (line,) = told()
+        assert line.startswith("'a/0' is cut off: it takes 4194304 bytes")
+        assert line.endswith(f"; its writer's close fails {PER_CAUSE}")
+        await cut(b"a/1")
+        assert told() == []
+        clock.now += QUIET
+        await cut(b"a/2")
+        assert len(told()) == 1
+
+    run(case, tmp_path)
 
 
 def test_a_changed_cause_of_edquot_gets_its_line(

@@ -390,6 +390,15 @@ def test_ram_with_more_bytes_keeps_its_size(ram: Ram, caplog: pytest.LogCaptureF
     found = os.statvfs(tier.root)
     assert found.f_blocks * found.f_frsize == 4 * MIB + before.slack
     assert "keeps its former size" in caplog.text
+    assert "has more than the new size of 2.0 MiB" in tier.shortage
+    assert "Errno" not in caplog.text
+    tier.shrink()
+    assert tier.shortage, "nothing is evicted yet"
+    tier.unlink(1, 1)
+    tier.shrink()
+    found = os.statvfs(tier.root)
+    assert found.f_blocks * found.f_frsize == 2 * MIB + tier.slack
+    assert not tier.shortage
 
 
 def test_huge_pages_that_the_kernel_refuses_are_done_without(

@@ -212,7 +212,9 @@ class Bounds:
         if held.space is None:
             return _no_room(held.tier, held.staged)
         why = held_room(self.room, held.space, [held.tier], held)
-        return NoSpaceError(f"{_no_room(held.tier, held.staged)}; {why.text}")
+        return NoSpaceError(
+            f"{_no_room(held.tier, held.staged)}; {why.text}", because=", ".join(sorted(why.causes))
+        )
 
     async def empty_file(self, held: OpenObject, fd: int) -> None:
         """Empty a cut off file, in a thread: the truncation waits for a running write(2).
@@ -278,16 +280,21 @@ class Bounds:
 def _too_much(held: OpenObject, taken: int) -> KvfsError | None:
     """Why a file of so many bytes cannot stay even in an empty tier; None if it can."""
     if held.most and (taken > -(-held.most // HUGE) * HUGE or _size(held) > held.most):
-        return NoSpaceError(f"it was lent to be {held.most} bytes, and is {_size(held)} in {taken}")
+        return NoSpaceError(
+            f"it was lent to be {held.most} bytes, and is {_size(held)} in {taken}",
+            because="a lease",
+        )
     if taken > held.tier.configured_capacity:
         return NoSpaceError(
             f"it takes {taken} bytes, {held.tier.name} has {held.tier.configured_capacity}: it "
-            "needs a larger tier"
+            "needs a larger tier",
+            because="a large file",
         )
     quota = 0 if held.space is None else held.space.settings.quota_hard
     if 0 < quota < taken:
         return QuotaError(
-            f"it takes {taken} bytes, its namespace may have {quota}: it needs a larger quota_hard"
+            f"it takes {taken} bytes, its namespace may have {quota}: it needs a larger quota_hard",
+            because="a large file",
         )
     return None
 

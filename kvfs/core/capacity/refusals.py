@@ -8,7 +8,7 @@ told. A line tells all that holds room. Synchronous. Not for decisions.
 import errno
 import logging
 import time
-from collections.abc import Container
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvfs.core.capacity import free_space
@@ -16,7 +16,7 @@ from kvfs.core.capacity.free_space import Holder
 from kvfs.core.capacity.room import Room
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
-from kvfs.errors import NoSpaceError, QuotaError
+from kvfs.errors import KvfsError, NoSpaceError, QuotaError
 from kvfs.tiers import Tier
 from kvfs.units import human
 
@@ -35,7 +35,7 @@ WHYS = {  # by `Holder.why`
     "spared": "it gives room only after namespace {writer}",
     "twins": "copies of what ram has as well",
 }
-CURES = {  # by `Holder.why`, in the order of a line
+CURES = {  # by `Holder.why`; a line has those of the most bytes first
     "pin": ("set pin=off", "unlink files"),
     "never": ("set another eviction", "unlink files"),
     "kept": ("unpin files", "unlink files"),
@@ -47,6 +47,11 @@ CURES = {  # by `Holder.why`, in the order of a line
 }
 
 
+def code_of(error: KvfsError) -> str:
+    """Return the errno of an error for lack of room, as text."""
+    return errno.errorcode[errno.EDQUOT if isinstance(error, QuotaError) else errno.ENOSPC]
+
+
 class HeldRoom(NamedTuple):
     """The causes for which a writer gets no room. text: with the cures, for a line of the log."""
 
@@ -54,18 +59,33 @@ class HeldRoom(NamedTuple):
     text: str
 
 
+class Told:
+    """Causes that a line of the log has told within QUIET: a namespace, an errno and a reason."""
+
+    def __init__(self) -> None:
+        self._at: dict[tuple[int, str, str], float] = {}  # monotonic s of the last line
+
+    def add(self, causes: set[tuple[int, str, str]]) -> bool:
+        """Return whether one of these causes is to be told; then all count as told now."""
+        now = time.monotonic()
+        self._at = {cause: at for cause, at in self._at.items() if now - at < QUIET}
+        if causes <= self._at.keys():
+            return False
+        self._at |= dict.fromkeys(causes, now)
+        return True
+
+
 class Refusals:
     """The causes that were told lately."""
 
     def __init__(self, room: Room) -> None:
         self.room = room
-        # Namespace, errno and cause, each with the monotonic s of its last line.
-        self._told: dict[tuple[int, str, str], float] = {}
+        self._told = Told()
         self._looked: dict[tuple[int, str], float] = {}  # namespace, errno -> monotonic s
 
     def log_refusal(self, space: Namespace, error: NoSpaceError | QuotaError) -> None:
         """Log that a writer of a namespace got an error."""
-        code = errno.errorcode[errno.EDQUOT if isinstance(error, QuotaError) else errno.ENOSPC]
+        code = code_of(error)
         now = time.monotonic()
         if now - self._looked.get((space.ino, code), -LOOK) < LOOK:
             return
@@ -76,10 +96,8 @@ class Refusals:
             tiers = [tier for tier in self.room.ledger.tiers.local if space.takes(tier)]
             found = held_room(self.room, space, tiers)
         causes = {(space.ino, code, cause) for cause in found.causes or {""}}
-        self._told = {cause: at for cause, at in self._told.items() if now - at < QUIET}
-        if causes <= self._told.keys():
+        if not self._told.add(causes):
             return
-        self._told |= dict.fromkeys(causes, now)
         log.warning(
             "namespace %s: writers get %s: %s; %s (said once in %.0f minutes per cause)",
             *(self.room.ledger.namespaces.name(space.ino), code, error, found.text, QUIET / 60),
@@ -120,18 +138,20 @@ def held_room(
     ]
     if len(holders) > HOLDERS:
         found.append(f"{human(sum(one.bytes for one in holders[HOLDERS:]))} more")
-    causes = {one.why for one in holders}
+    whys = [one.why for one in holders]
+    named = whys[:HOLDERS]
     if ledger.dirty.bytes:
         found.append(f"{human(ledger.dirty.bytes)} wait for the bucket")
-        causes.add("bucket")
+        whys.append("bucket")
+        named.append("bucket")
     held = f"the room is held: {', '.join(found)}" if found else ""
-    cures = _cures(causes, name, "give a larger tier")
-    return HeldRoom(frozenset(causes), "; ".join(filter(None, (held, cures))))
+    cures = _cures(named, name, "give a larger tier")
+    return HeldRoom(frozenset(whys), "; ".join(filter(None, (held, cures))))
 
 
-def _cures(causes: Container[str], writer: str, last: str) -> str:
-    """The cures of these causes, and one that always helps."""
-    found = (cure.format(writer=writer) for why in CURES if why in causes for cure in CURES[why])
+def _cures(whys: Iterable[str], writer: str, last: str) -> str:
+    """The cures of these reasons, in this order, and one that always helps."""
+    found = (cure.format(writer=writer) for why in whys for cure in CURES.get(why, ()))
     return " or ".join(filter(None, (", ".join(dict.fromkeys(found)), last)))
 
 

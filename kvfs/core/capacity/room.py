@@ -11,6 +11,7 @@ Not for the order of victims (`Victims`), the tier of a new file (`Placement`), 
 namespace (`Quota`), or the accounts. Not for copies that make room later (`Dispatcher`).
 """
 
+import logging
 import time
 from contextlib import nullcontext
 from typing import Literal
@@ -26,8 +27,12 @@ from kvfs.core.capacity.victims import (
 )
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
+from kvfs.core.namespaces.drops import Drops
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import NvmeTier, RamTier, Reservation, Tier
+from kvfs.units import human
+
+log = logging.getLogger(__name__)
 
 MEASURED_FOR = 0.1  # s for which a measured number of free bytes on the NVMe device is valid
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
@@ -243,6 +248,27 @@ class Room:
             if found is not True:
                 return found if self._has_too_much(tier) else None
         return None
+
+    def shrink(self) -> None:
+        """Bring tiers that became smaller within their sizes. Log what each has lost for that.
+
+        Raises CatalogError.
+        """
+        shrinking = self.ledger.accounts.shrinking
+        for tier, drops in list(shrinking.items()):
+            before = drops.objects
+            self.make_room(tier)
+            within = tier.used <= tier.configured_capacity
+            if not within and drops.objects > before:
+                continue  # one line tells all
+            if drops.objects:
+                log.info(
+                    "%s began with more than its size of %s, and kvfs dropped %s for that",
+                    *(tier.name, human(tier.configured_capacity), drops),
+                )
+            shrinking[tier] = Drops(drops.reason)
+            if within:
+                del shrinking[tier]
 
     def _make_room_above(self, ram: RamTier) -> OpenObject | None:
         """As `make_room` in RAM, while NVMe below takes the objects that only RAM holds."""

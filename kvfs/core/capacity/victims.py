@@ -185,8 +185,11 @@ class Victims:
     ) -> bool:
         """Evict a victim of one namespace, as `evict`. tier: None drops all copies of an object.
 
-        reason: counted for what is dropped.
+        reason: counted for what is dropped. While the tier shrinks, it is "shrunk" for "evicted".
         """
+        shrinking = (
+            self.ledger.accounts.shrinking.get(tier) if tier and reason == "evicted" else None
+        )
         order = which(namespace)
         found = self._victim(order, tier, twins)
         if found is None:
@@ -196,7 +199,12 @@ class Victims:
                 if tier and len(self.ledger.tiers.holders(inode)) > 1 and twins == "evict_copy":
                     self.ledger.records.remove_copy(inode, tier)
                 elif self.ledger.catalog.inode(inode.ino) is not None:  # not with its group
-                    self.ledger.removals.evict(inode, reason)
+                    dropped = self.ledger.removals.evict(
+                        inode, shrinking.reason if shrinking else reason
+                    )
+                    if shrinking:
+                        for one in dropped:
+                            shrinking.add(one)
             except CatalogError:
                 for left in found[1][at:]:
                     order.touch(left)  # it stays; the next try takes another victim

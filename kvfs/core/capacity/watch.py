@@ -66,6 +66,9 @@ class Watch:
             await ledger.retries.run()
             if nvme.mounted:
                 await self._measure_space(nvme)
+            if ledger.accounts.census_done.is_set():
+                self.room.shrink()
+                ledger.tiers.ram.shrink()
             ledger.accounts.leave_estimate(self.spent())
             for namespace in list(ledger.namespaces):
                 namespace.resize_policies(ledger.tiers.local)

@@ -188,7 +188,7 @@ class Evict:
         return None
 
     def _done(
-        self, what: str, inode: Inode, leaves: list[Tier], do: Callable[[], None] | None = None
+        self, what: str, inode: Inode, leaves: list[Tier], do: Callable[[], object] | None = None
     ) -> None:
         """Take the object out of these tiers now, by `do`, and count it."""
         size = sum(self.ledger.tiers.cost(inode, tier) for tier in leaves)

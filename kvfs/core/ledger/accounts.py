@@ -15,6 +15,7 @@ from kvfs.core.ledger.followers import Followers
 from kvfs.core.ledger.open_table import OpenTable
 from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.ledger.wakeup import Wakeup
+from kvfs.core.namespaces.drops import Drops
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.namespaces.order import key_of
 from kvfs.tiers import Tier
@@ -49,6 +50,8 @@ class Accounts:
         self.census_step = trio.Event()  # set at the next step of the census, and then replaced
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # the first inode number that this session made
+        # Tiers that began with more than their size, until they are within it: `Room.shrink`.
+        self.shrinking: dict[Tier, Drops] = {}
         self._counted_early: set[int] = set()  # inodes accounted before the census reached them
 
     @property
@@ -216,6 +219,8 @@ class Accounts:
         """Record that the census has counted all objects: no estimate is needed any more."""
         for tier in self.tiers.local:
             tier.uncounted = 0
+            if tier.used > tier.configured_capacity:
+                self.shrinking.setdefault(tier, Drops("shrunk"))
         self.census_done.set()
         self.end_census_step()
         self._counted_early.clear()
@@ -227,8 +232,11 @@ class Accounts:
         if self.tiers.ram.mounted:
             self.tiers.ram.estimate()
         if self.tiers.nvme.mounted:
-            noted = self.catalog.fact(NVME_USED)
-            self.tiers.nvme.uncounted = self.tiers.nvme.capacity if noted is None else int(noted)
+            nvme, noted = self.tiers.nvme, self.catalog.fact(NVME_USED)
+            nvme.uncounted = nvme.capacity if noted is None else int(noted)
+            # Else its size is known at the end of the census.
+            if not nvme.capacity_excludes_objects and nvme.uncounted > nvme.configured_capacity:
+                self.shrinking[nvme] = Drops("shrunk")
 
     def nvme_written(self) -> tuple[int, int]:
         """The day (since 1970) of the last estimate, and the bytes written to NVMe on it."""

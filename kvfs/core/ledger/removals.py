@@ -147,11 +147,13 @@ class Removals:
         self._drop(inode, "stale", stored=delete)
         self.tiers.bucket.counters["stale"] += 1
 
-    def evict(self, inode: Inode, reason: Reason = "evicted") -> None:
-        """Evict an object from all local tiers. If the bucket has it, it keeps its names."""
+    def evict(self, inode: Inode, reason: Reason = "evicted") -> list[Inode]:
+        """Evict an object from all local tiers. If the bucket has it, it keeps its names.
+
+        Returns what it dropped.
+        """
         if not inode.in_bucket:
-            self.drop(inode, reason)
-            return
+            return self.drop(inode, reason)
         with self.catalog.batch() as batch:
             before = batch.change(inode)
             for tier in self.tiers.holders(before):
@@ -161,6 +163,7 @@ class Removals:
             batch.then(partial(self.accounts.account_changed_copies, before, inode))
         self.tiers.bucket.counters["spilled"] += 1
         self.namespaces.left(before, "spilled")
+        return []
 
     def _away(self, inode: Inode, *, quarantine: bool = False, why: str = "") -> Away:
         space = self.namespaces.of(inode)
@@ -233,7 +236,8 @@ class Removals:
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
         self.namespaces.left(inode, f"dropped_{reason}")
-        if reason not in {"evicted", "incomplete", "quota"}:  # a larger cache would have it
+        # The others are not in a larger cache, either.
+        if reason not in {"evicted", "incomplete", "quota", "shrunk"}:
             space.went(inode)
 
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:

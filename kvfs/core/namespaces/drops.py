@@ -9,8 +9,9 @@ from typing import Literal
 from kvfs.catalog import Inode
 from kvfs.units import human
 
-# Of commands: `kvfs evict --drop` and `kvfs ns drop`, a greater version, a lower hard quota.
-OfCommand = Literal["asked", "version", "quota"]
+# Of commands: `kvfs evict --drop` and `kvfs ns drop`, a greater version, a lower hard quota, a
+# smaller tier.
+OfCommand = Literal["asked", "version", "quota", "shrunk"]
 Reason = Literal[
     "evicted", "expired", "lost", "stale", "too_large", "unfinished", "incomplete", OfCommand
 ]

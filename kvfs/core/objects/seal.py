@@ -18,6 +18,7 @@ import trio
 from kvfs.catalog import Batch, Inode
 from kvfs.core.capacity.bounds import Bounds
 from kvfs.core.capacity.placement import Placement
+from kvfs.core.capacity.refusals import QUIET, Told, code_of
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.files import BackingFiles
@@ -52,6 +53,7 @@ class Sealing:
         self.incoming = incoming
         self.verify = verify
         self.mappings = Mappings(ledger.table, files.backings, partial(self._close, writable=True))
+        self._told = Told()
         self.bounds = Bounds(ledger, placement.room, placement.quota, self.cut_off)
 
     async def close(self, held: OpenObject, *, writable: bool) -> None:
@@ -284,7 +286,14 @@ class Sealing:
         """
         inode, ledger = held.inode, self.ledger
         what = self.catalog.named(inode.ino)
-        log.warning("%s is cut off: %s; its writer's close fails", what, why)
+        whys = getattr(why, "because", "").split(", ")
+        if self._told.add({(inode.namespace, code_of(why), one) for one in whys}):
+            log.warning(
+                "%s is cut off: %s; its writer's close fails (said once in %.0f minutes per cause)",
+                *(what, why, QUIET / 60),
+            )
+        else:
+            log.debug("%s is cut off for a cause that the log has told", what)
         if held.staged > held.tier.configured_capacity:  # the next one begins in another tier
             self.placement.learn(held, held.staged)
         held.doom = why

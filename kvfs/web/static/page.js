@@ -116,7 +116,7 @@ function showTiers(tiers) {
       full.style.width = `${100 * tier.taken}%`;
       bar.append(full);
       tile.append(bar, element("div", `${size(tier.used_bytes)} of ${size(tier.capacity_bytes)} used`));
-      tile.append(element("div", `${size(tier.reserved_bytes)} reserved for writers: ${percent(tier.taken)} taken`));
+      tile.append(element("div", `${size(tier.reserved_bytes)} reserved for writers; together ${percent(tier.taken)}`));
     } else {
       tile.append(element("div", size(tier.used_bytes)));
     }
@@ -271,8 +271,8 @@ function showSpaces() {
     if (one.problem) cell.append(element("div", "takes no new objects", "bad"));
     return row([cell, size(one.bytes), size(one.writing), one.quota === null ? "" : percent(one.quota), String(one.objects), number(one.opens),
       rate(one.opened_bytes), rate(one.written_bytes), String(one.misses), percent(one.now), percent(one.ratio),
-      // Before there are estimates, their first wide column shows how many accesses they lack.
-      percent(one.would_be["1"]), one.sample || percent(one.would_be["0.5"]), percent(one.would_be["2"]), percent(one.would_be["4"]), one.eviction],
+      // Before there are estimates, their first column shows how many accesses they lack.
+      one.sample || percent(one.would_be["1"]), percent(one.would_be["0.5"]), percent(one.would_be["2"]), percent(one.would_be["4"]), one.eviction],
       [2, 4, 5, 8, 11, 15], [6, 7, 12, 13, 14]);
   }));
   if (focused !== undefined) {
