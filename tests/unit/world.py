@@ -784,7 +784,7 @@ class World:
         self.check()
         assert not self.ledger.trash.mapped
         assert all(tier.reserved == 0 for tier in self.tiers)
-        assert self.dispatcher.demotion._under_way == 0
+        assert self.room.demoting.bytes == 0
         assert not self.dispatcher._jobs
         assert self.backings.taken == self.fast_ids()
         assert self.dispatcher.hydration is None or not self.dispatcher.hydration.downloader.reading

@@ -2,8 +2,8 @@
 
 Contract: `choose` returns a `Reservation`, which the caller owns, or raises. Between the last look
 at the accounts and the reservation no other task runs. `choose` first makes room in the namespace's
-quotas. If only uploads would make room, `choose` waits for them, up to a deadline, and then begins
-its search again. A tier that is down takes no new file.
+quotas. If only uploads or demotions that are under way would make room, `choose` waits for them, up
+to a deadline, and then begins its search again. A tier that is down takes no new file.
 Not for making room in a tier: `Room`.
 """
 
@@ -13,6 +13,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.capacity.backpressure import Backpressure
+from kvfs.core.capacity.demoting import WAIT
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.refusals import Refusals
 from kvfs.core.capacity.room import Room
@@ -94,12 +95,13 @@ class Placement:
         self, namespace: Namespace, expected: Expectation, replaces: int
     ) -> Reservation:
         """Choose, and again if files that were just closed had the room."""
+        demoted_by = trio.current_time() + WAIT
         try:
-            return await self._choose(namespace, expected, replaces)
+            return await self._choose(namespace, expected, replaces, demoted_by)
         except (QuotaError, NoSpaceError):
             if not await self.ledger.table.closed():
                 raise
-            return await self._choose(namespace, expected, replaces)
+            return await self._choose(namespace, expected, replaces, demoted_by)
 
     def _choose_free(self, namespace: Namespace, expected: Expectation) -> Reservation | None:
         """Reserve room in RAM if it is free there, and no quota or bucket has a say; else None.
@@ -117,15 +119,17 @@ class Placement:
         return self.room.reserve_free(self.ram, max(Tier.cost(0), expected.size))
 
     async def _choose(
-        self, namespace: Namespace, expected: Expectation, replaces: int
+        self, namespace: Namespace, expected: Expectation, replaces: int, demoted_by: float
     ) -> Reservation:
+        """Choose, and wait for demotions until `demoted_by`, in trio's seconds."""
         ledger, size = self.ledger, expected.size
         more = max(0, (size or 0) - replaces)
         if more > namespace.settings.quota_hard:  # the expectation is wrong, or the file cannot fit
             more = 0
         deadline = trio.current_time() + ledger.tiers.bucket.wait
         expects = more if expected.block else 0  # other files of one kind differ in size
-        await self._make_quota(namespace, more, expects, 0 if replaces else 1, deadline)
+        objects = 0 if replaces else 1
+        await self._make_quota(namespace, more, expects, objects, deadline)
         tiers = [tier for tier in ledger.tiers.local if namespace.takes(tier)]
         if not tiers:
             raise self._homeless(namespace)
@@ -137,9 +141,12 @@ class Placement:
             found = await self._choose_now(namespace, tiers, wanted, expected, last=last)
             if found is not None:
                 return found
-            if last:
-                break
-            await self.backpressure.upload(deadline)
+            if not await self.room.demoting.ended(namespace, demoted_by):
+                if last:
+                    break
+                await self.backpressure.upload(deadline)
+            # Others may have used up the quota meanwhile.
+            await self._make_quota(namespace, more, expects, objects, deadline)
         guess = f" ({human(size)} expected from earlier files of this kind)" if size else ""
         raise NoSpaceError(
             f"no tier has room for a new file{guess}, and nothing more may be dropped: "

@@ -16,6 +16,7 @@ import time
 from contextlib import nullcontext
 from typing import Literal
 
+from kvfs.core.capacity.demoting import Demoting
 from kvfs.core.capacity.victims import (
     OrderOf,
     Twins,
@@ -46,6 +47,7 @@ class Room:
         self.ram = ledger.tiers.ram
         self.nvme = ledger.tiers.nvme
         self.victims = Victims(ledger)
+        self.demoting = Demoting(self.ram, self.nvme, self.victims)
         # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
         self._nvme_is_full = False
 

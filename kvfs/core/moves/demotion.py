@@ -58,7 +58,6 @@ class Demotion:
         self.write_back = write_back
         self.reclaimable = 0
         self._jobs = jobs
-        self._under_way = 0  # bytes on their way to NVMe
         self._full_until: dict[int, float] = {}  # trio's time, by namespace
 
     # Choose objects
@@ -109,7 +108,7 @@ class Demotion:
         """Whether less than `reclaimable` percent of RAM is free, on NVMe, or on its way there."""
         ledger = self.ledger
         wanted = ledger.tiers.ram.capacity * self.reclaimable // 100
-        return self.write_back.wanted or self.room.reclaimable + self._under_way < wanted
+        return self.write_back.wanted or self.room.reclaimable + self.room.demoting.bytes < wanted
 
     # Copy them
 
@@ -148,11 +147,8 @@ class Demotion:
                         counts=all_goes,
                     )
                 return
-            self._under_way += total
-            try:
+            with self.room.demoting.under_way(space, total):
                 await self.transfers.copy(inodes[:taken], ram, nvme, "demoted")
-            finally:
-                self._under_way -= total
 
     def _admitted(self, inode: Inode) -> bool:
         """Whether the object is worth a write to NVMe.
