@@ -6,6 +6,7 @@ machine by `preflight`. Neither changes anything. A comma inside a value is writ
 does. Not for state: the catalog of a running mount has that.
 """
 
+import ipaddress
 import json
 import os
 import re
@@ -34,6 +35,7 @@ from kvfs.parsing import (
     read_field,
     rows,
 )
+from kvfs.pool.place import PoolPlace
 from kvfs.preflight import SMALLEST_TIER
 from kvfs.s3.place import BucketPlace
 from kvfs.units import MIB, format_duration, format_size, parse_duration, parse_size
@@ -95,9 +97,19 @@ def _period_text(seconds: int) -> str:
     return format_duration(seconds) if seconds else "off"
 
 
+def _networks(text: str) -> str:
+    """Return networks in CIDR form, joined by +."""
+    try:
+        return "+".join(str(ipaddress.ip_network(one)) for one in text.split("+"))
+    except ValueError:
+        raise ValueError("networks such as 10.0.0.0/8, joined by +") from None
+
+
 _TIER = SIZE._replace(parse=_tier_size)
 _TIER_OR_NONE = SIZE._replace(parse=_ram_size)
 _BUCKET = or_none(ValueKind("URL", lambda text: str(BucketPlace.parse(text))))
+_POOL = or_none(ValueKind("URL", lambda text: str(PoolPlace.parse(text))))
+_NETWORKS = ValueKind("networks", _networks)
 _DIRTY = ValueKind("size or share", _size_or_share, _size_or_share_text)
 _ADDRESS = or_none(ValueKind("address", lambda text: str(Address.parse(text))))
 _ENDPOINT = ValueKind("URL", lambda text: BucketPlace.parse("s3://bucket", endpoint=text).endpoint)
@@ -180,6 +192,39 @@ class Config:
         SIZE,
         "objects of this size or more are readable while they download; 0: none",
         default=256 << 20,
+    )
+    pool: str | None = described(
+        _POOL,
+        "pool of nodes that read each other's objects, as redis://HOST:PORT/NAME (docs/pool.md)",
+        default=None,
+    )
+    pool_address: str | None = described(
+        WORD,
+        "IP or IP:PORT at which other nodes of the pool read from here",
+        default=None,
+        shown="the address that reaches the index, port 7373",
+    )
+    pool_allow: str | None = described(
+        _NETWORKS,
+        "networks whose nodes may read without TLS, joined by +",
+        default=None,
+    )
+    pool_tls: Path | None = described(
+        DIRECTORY,
+        "directory with ca.pem, cert.pem and key.pem for TLS between the nodes",
+        default=None,
+    )
+    pool_credentials: Path | None = described(
+        FILE,
+        "file with the user and the password of the index, a line each",
+        default=None,
+        shown="KVFS_POOL_USER and KVFS_POOL_PASSWORD",
+    )
+    pool_wait: float = _hot(
+        SECONDS, "longest wait of an open for the other nodes of the pool", default=2.0
+    )
+    pool_required: bool = described(
+        SWITCH, "refuse to mount while the index of the pool does not answer", default=True
     )
     passthrough: Literal["auto", "on", "off"] = described(
         choice("auto", "on", "off"),
@@ -299,6 +344,9 @@ class Config:
         alone = [name for name in values if name.startswith("s3_")]
         if config.s3 is None and alone:
             raise ConfigError(f"{alone[0]} is given without s3: add s3=s3://BUCKET/PREFIX")
+        alone = [name for name in values if name.startswith("pool_")]
+        if config.pool is None and alone:
+            raise ConfigError(f"{alone[0]} is given without pool: add pool=redis://HOST:PORT/NAME")
         check_different(config.addresses)
         if config.nvme is not None and "nvme_size" not in values:
             config = replace(config, nvme_size=preflight.default_nvme_size(config.nvme))
@@ -313,6 +361,16 @@ class Config:
         return BucketPlace.parse(
             self.s3, endpoint=self.s3_endpoint, region=self.s3_region, profile=self.s3_profile
         )
+
+    @property
+    def pool_place(self) -> PoolPlace | None:
+        """Return the place of the pool, None without one."""
+        return None if self.pool is None else PoolPlace.parse(self.pool)
+
+    @property
+    def pool_networks(self) -> tuple[str, ...]:
+        """Return the networks of `pool_allow`."""
+        return () if self.pool_allow is None else tuple(self.pool_allow.split("+"))
 
     @property
     def shared(self) -> bool:
@@ -399,6 +457,8 @@ class Config:
             del texts["nvme_size"]
         if self.s3 is None:
             texts = {name: text for name, text in texts.items() if not name.startswith("s3_")}
+        if self.pool is None:
+            texts = {name: text for name, text in texts.items() if not name.startswith("pool_")}
         return texts | dict.fromkeys(self.mount_flags if flags is None else flags, "")
 
     def to_json(self) -> str:

@@ -42,6 +42,11 @@ if [ "$extra" = test ]; then
     has setfattr || packages+=(attr)
     has xz || packages+=(xz-utils)
 fi
+# Tests of the pool run a real index and a real server of bytes.
+if [ "$extra" = test ]; then
+    has redis-server || packages+=(redis-server)
+    has nginx || [ -x /usr/sbin/nginx ] || packages+=(nginx-light)
+fi
 # Tests of packages build them, and use bare machines.
 if [ "$extra" = test ]; then
     has groff || packages+=(groff-base)

@@ -54,8 +54,8 @@ class Catalog:
         # Adds to a batch the changes that follow from its names, before the batch commits. It may
         # raise.
         self.complete_batch: Callable[[Batch], None] = lambda _: None
-        # Called before a record changes: core/ledger/fast_opens.py.
-        self.changing: Callable[[Inode], None] = lambda _: None
+        # Called before a record changes: core/ledger/fast_opens.py, core/pool/announcer.py.
+        self.watchers: list[Callable[[Inode], None]] = []
         # Called after a batch gave or took names, or failed to: core/ledger/absent_names.py.
         self.names_changed: Callable[[Sequence[tuple[int, bytes, bool]], bool], None]
         self.names_changed = lambda _names, _committed: None
@@ -260,6 +260,11 @@ class Catalog:
             return [None if data is None else Inode.unpack(ino, data) for ino, data in found]
         except struct.error:
             return [None if data is None else self._readable(ino, data) for ino, data in found]
+
+    def changing(self, inode: Inode) -> None:
+        """Tell the watchers that a record is about to change."""
+        for watcher in self.watchers:
+            watcher(inode)
 
     def inodes_after(self, ino: int, limit: int) -> list[Inode]:
         """Up to `limit` inodes with greater numbers, in order, without the `unreadable` ones."""

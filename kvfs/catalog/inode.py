@@ -9,6 +9,7 @@ pairs of (parent, cookie), then the rest: `target`. Format 1 had no places: its 
 mount's own namespace, and their names say nothing. Format 3 has one more flag. Format 4 has another
 flag; if it is set, `_PACKED` and a codec's name come before the links. Format 5 has digests of
 sparse files, told by their length: the record has their last 16 bytes.
+The flag of remote objects (`in_pool`) needs no format: an older kvfs drops them as lost.
 """
 
 import stat
@@ -24,7 +25,7 @@ _FIXED = Struct("<IIIIQqqqqQQIIIBB16sH")
 _PLACE = Struct("<QQQI")
 _PAIR = Struct("<QQ")
 _PACKED = Struct("<QQ16sB")
-_SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET, _IS_PACKED = 1, 2, 4, 8, 16, 32
+_SEALED, _ON_NVME, _PLACED, _KEPT, _IN_BUCKET, _IS_PACKED, _IN_POOL = 1, 2, 4, 8, 16, 32, 64
 
 SPARSE = b"s"  # before the 16 bytes of a digest of nonzero blocks: `movement/files.py`
 SPARSE_LENGTH = 17
@@ -81,6 +82,7 @@ class Inode:
     model: int = 0
     unevictable: bool = False  # only its owner unlinks it
     in_bucket: bool = False  # this version is in the bucket as well, or only there
+    in_pool: bool = False  # other nodes of the pool have this version, and no tier here
     packed: PackedCopy | None = None  # its copy on NVMe; `blocks` are those of all other copies
 
     @property
@@ -141,7 +143,8 @@ class Inode:
             | (_PLACED if placed else 0)
             | (_KEPT if self.unevictable else 0)
             | (_IN_BUCKET if self.in_bucket else 0)
-            | (_IS_PACKED if self.packed is not None else 0),
+            | (_IS_PACKED if self.packed is not None else 0)
+            | (_IN_POOL if self.in_pool else 0),
             len(self.digest),
             self.digest[-16:],
             len(self.links),
@@ -182,6 +185,7 @@ class Inode:
         )
         found.unevictable = bool(flags & _KEPT)
         found.in_bucket = bool(flags & _IN_BUCKET)
+        found.in_pool = bool(flags & _IN_POOL)
         found.packed = packed
         return found
 

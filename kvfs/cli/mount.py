@@ -35,6 +35,7 @@ TMPFS = 0x01021994  # f_type of statfs(2): linux/magic.h
 GROUPS = {
     "Most needed": ("ram", "nvme", "nvme_size", "s3", "allow_other"),
     "Bucket": tuple(row.name for row in rows(Config) if row.name.startswith("s3_")),
+    "Pool": tuple(row.name for row in rows(Config) if row.name.startswith("pool")),
     "Speed": (
         "passthrough",
         "fast_open",

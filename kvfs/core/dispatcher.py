@@ -9,6 +9,7 @@ chooses its next objects itself (`Demotion`), or gets them as requests (`Movemen
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -48,6 +49,10 @@ from kvfs.fairness.admission import Admission
 from kvfs.live import LiveConfig
 from kvfs.movement.movers import MoverPool, SourceChangedError
 from kvfs.movement.remote import Remote
+from kvfs.pool.member import Membership
+
+if TYPE_CHECKING:
+    from kvfs.core.pool.pool import Pool
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +75,7 @@ class Dispatcher:
         *,
         urgent: MoverPool | None = None,
         remote: Remote | None = None,
+        member: Membership | None = None,
         tree: Tree | None = None,
         notes: str = "",
         identity: str = "",
@@ -77,8 +83,8 @@ class Dispatcher:
     ) -> None:
         """urgent: movers for callers that wait; remote: calls of the bucket, for names in `tree`.
 
-        live: the options of the objects that are made here. Those objects describe the other
-        arguments.
+        member: of a pool; None: of none. live: the options of the objects that are made here. Those
+        objects describe the other arguments.
         """
         self.ledger = ledger
         self.room = room
@@ -123,6 +129,13 @@ class Dispatcher:
             self._tasks += [self.uploader.run, self.availability.watch, remote.start_workers]
             self._tasks += [Backlog(transfers).run, bucket_lookup.warm_up, self.contests.run]
             self._tasks.append(self.node_record.watch)
+        self.pool: Pool | None = None
+        if member is not None and tree is not None:
+            from kvfs.core.pool import pool  # noqa: PLC0415 (it needs the extra)
+
+            self.pool = pool.Pool(member, transfers, room, tree, urgent or movers, self._jobs)
+            self._tasks.append(self.pool.run)
+            live.observe("pool_wait", partial(setattr, self.pool.fetcher, "wait"))
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
         self.tree_jobs = TreeJobs(ledger.table)
         self.scrub = Scrub(transfers, movers, 0)

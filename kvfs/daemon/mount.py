@@ -28,7 +28,7 @@ from kvfs.core.names.walks import Walks
 from kvfs.core.objects import takeover
 from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.objects import Objects
-from kvfs.daemon import bucket
+from kvfs.daemon import bucket, pool
 from kvfs.daemon.events import Events
 from kvfs.daemon.exporter import Exporter
 from kvfs.daemon.storage import MountStorage
@@ -72,6 +72,7 @@ class Mount:
             own_files.ensure_folder(self.directory / name)
         self.started = time.monotonic()
         self.bucket = bucket.prepare(live, self.directory, takeover=self.takeover)
+        self.member = pool.prepare(config, self.directory, takeover=self.takeover)
         self.events = Events()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
         self._fast_failed = ""
@@ -150,6 +151,7 @@ class Mount:
                 self.live,
                 urgent=urgent,
                 remote=remote,
+                member=self.member,
                 tree=tree,
                 notes=self.notes,
                 identity=self.identity,
@@ -164,6 +166,7 @@ class Mount:
                 verify=self.dispatcher.verification.written,
                 fetcher=self.dispatcher.hydration,
                 unpacker=self.dispatcher.unpacking,
+                peers=None if self.dispatcher.pool is None else self.dispatcher.pool.fetcher,
             )
             self.lifecycle = Lifecycle(
                 tree, invalidate_tree=self.backings.invalidate_tree, warmer=self.dispatcher.warm
@@ -183,6 +186,7 @@ class Mount:
                 self.backings,
                 slots=SLOTS,
                 bucket_listing=self.dispatcher.bucket_listing,
+                pool=self.dispatcher.pool,
                 virtual=virtual_files.VirtualFiles(control, self.matches),
             )
             self.live.observe("entry_timeout", self._change_timeout)
@@ -303,6 +307,8 @@ class Mount:
             if self.dispatcher.hydration is not None:
                 self.dispatcher.hydration.stop()
             self.dispatcher.unpacking.stop()
+            if self.dispatcher.pool is not None:
+                await self.dispatcher.pool.end()
             with trio.move_on_after(SEAL if self.discards else math.inf):
                 await self.operations.release_unsent()
                 await self.operations.objects.sealing.mappings.end(lambda _: True)
@@ -342,7 +348,7 @@ class Mount:
             return
         self.fast_gate = gate
         async with trio.open_nursery() as nursery:
-            if not self.ledger.tiers.bucket.mounted:
+            if not self.ledger.tiers.bucket.mounted and self.member is None:
                 self.ledger.absent_names.start(gate, self.operations.virtual.names)
                 nursery.start_soon(self.ledger.absent_names.run)
             await fast.run()

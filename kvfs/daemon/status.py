@@ -105,6 +105,7 @@ def status(mount: Mount) -> dict[str, Any]:
     ledger.misses.settle()
     ram = ledger.tiers.ram
     return {
+        "pool": None if dispatcher.pool is None else dispatcher.pool.status(),
         "version": __version__,
         "mountpoint": str(config.mountpoint),
         "state": _state(mount),

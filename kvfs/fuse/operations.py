@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -55,6 +55,9 @@ from kvfs.fuse.handles import Handles, Table
 from kvfs.fuse.processes import Waits, is_nfs_server
 from kvfs.fuse.virtual_files import FIRST_VIRTUAL, VirtualFiles
 from kvfs.tiers import sync_patience
+
+if TYPE_CHECKING:
+    from kvfs.core.pool.pool import Pool
 
 log = logging.getLogger(__name__)
 
@@ -191,9 +194,10 @@ class Operations(pyfuse3.Operations):
         slots: int,
         timeout: float = 0.0,
         bucket_listing: BucketListing | None = None,
+        pool: "Pool | None" = None,
         virtual: VirtualFiles | None = None,
     ) -> None:
-        """bucket_listing: None without a bucket. virtual: files beside the tree."""
+        """bucket_listing, pool: None without a bucket or a pool. virtual: files beside the tree."""
         super().__init__()
         self.tree = tree
         self.renames = Renames(tree)
@@ -210,6 +214,7 @@ class Operations(pyfuse3.Operations):
         # Answers that were errors, by operation and class of error.
         self.errors: Counter[tuple[str, str]] = Counter()
         self.bucket_listing = bucket_listing
+        self.pool = pool
         self.bucket_lookup = None if bucket_listing is None else bucket_listing.bucket_lookup
 
     def named(self, parameter: str, value: object) -> object:
@@ -255,6 +260,8 @@ class Operations(pyfuse3.Operations):
         timeout = max(0.0, self.ledger.namespaces.of(inode).ttl_remaining(inode, self.timeout))
         if self.bucket_lookup is not None:
             timeout = self.bucket_lookup.ttl_remaining(inode, timeout, listed=listed)
+        if self.pool is not None:
+            timeout = self.pool.ttl_remaining(inode, timeout)
         entry.entry_timeout = timeout if lasting and not hidden else 0
         entry.attr_timeout = timeout if lasting and held is None else 0
         return entry
@@ -275,6 +282,8 @@ class Operations(pyfuse3.Operations):
             if entry is not None:
                 return entry
         bucket_lookup = self.bucket_lookup
+        if self.pool is not None:
+            await self.pool.look_up(parent_inode, name)
         if bucket_lookup is not None:
             try:
                 found = self.tree.lookup(parent_inode, name)
@@ -349,6 +358,8 @@ class Operations(pyfuse3.Operations):
         """
         for inode, _ in inode_list:
             self.ledger.removals.forgotten(inode)
+            if self.pool is not None:
+                self.pool.forgotten(inode)
 
     # Directories
 

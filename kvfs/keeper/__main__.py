@@ -20,7 +20,7 @@ from kvfs.errors import ConfigError, KvfsError
 from kvfs.keeper.keeper import Keeper
 from kvfs.keeper.process import DaemonFailed
 
-FOLDERS = ("control", "match")  # in the runtime directory; all else there is a file
+FOLDERS = ("control", "match", "nginx")  # in the runtime directory; all else there is a file
 OOM_SCORE = "-900"  # its death costs the mount, and frees little memory
 PR_SET_CHILD_SUBREAPER = 36
 

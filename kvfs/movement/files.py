@@ -23,6 +23,8 @@ from struct import Struct
 
 import xxhash
 
+from kvfs.acl import FILE_MODE
+
 PART = ".part"
 
 
@@ -32,8 +34,8 @@ class SourceChangedError(Exception):
 
 @contextmanager
 def opened(path: str, flags: int) -> Iterator[int]:
-    """Open a file. If the open makes it, only its user can read it."""
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    """Open a file. If the open makes it, its mode is that of all object files (`acl.FILE_MODE`)."""
+    fd = os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
     try:
         yield fd
     finally:

@@ -89,6 +89,9 @@ class RamTier(Tier):
             except OSError as error:
                 log.info("%s is lent to nobody, it cannot be mounted read only: %s", root, error)
 
+    def _own_folders(self) -> tuple[Path, ...]:
+        return (self.root, self.root.parent)
+
     def _epoch_there(self, label: Path, identity: str) -> int | None:
         """Return the epoch of an existing tmpfs, None if this tier cannot continue it.
 

@@ -8,6 +8,7 @@ its threads (`calls`), so that a slow disk does not stop the loop. Only a `Reser
 `reserved`. Not for policy: the layers above decide which object is in which tier.
 """
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kvfs import failpoints
+from kvfs import acl, failpoints
 from kvfs.errors import (
     ConfigError,
     InUseError,
@@ -97,6 +98,46 @@ class Tier:
             os.makedirs(folder, mode=0o700, exist_ok=True)
         (self.root / "quarantine").mkdir(mode=0o700, exist_ok=True)
 
+    def let_read(self, uid: int) -> None:
+        """Let another user read all object files, also those to come, and nothing else here.
+
+        The files stay in place, with their owner. A folder that has the user's entry is done, so a
+        second call is quick. Raises ConfigError.
+        """
+        if uid == os.geteuid():
+            return
+        try:
+            for folder in self.folders:
+                if not acl.has(folder, uid):
+                    acl.inherit(folder, uid, acl.READ)
+                    with os.scandir(folder) as entries:
+                        for entry in entries:
+                            if entry.is_file(follow_symlinks=False):
+                                with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                                    acl.allow(entry.path, uid, acl.READ)
+                    acl.allow(folder, uid, acl.PASS)
+            for above in (self.root / "objects", *self._own_folders()):
+                acl.allow(above, uid, acl.PASS)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.name} tier: uid {uid} cannot get access to {error.filename}: "
+                f"{error.strerror}; the file system needs POSIX ACLs"
+            ) from None
+        for parent in self.root.resolve().parents:
+            if not acl.passes(parent, uid):
+                raise ConfigError(
+                    f"{self.name} tier: uid {uid} cannot pass {parent}: "
+                    f"setfacl -m u:{uid}:x {parent}, or give another directory"
+                )
+
+    def let_nobody_read(self) -> None:
+        """Undo `let_read`: nobody but the owner passes the folders. Raises OSError."""
+        acl.remove(self.root / "objects")
+
+    def _own_folders(self) -> tuple[Path, ...]:
+        """The directories above the objects that kvfs has made itself."""
+        return (self.root,)
+
     def path(self, ino: int, version: int) -> str:
         return f"{self.folders[ino % FANOUT]}{ino:x}.{version:x}"
 
@@ -106,7 +147,7 @@ class Tier:
         try:
             if failpoints.active:
                 failpoints.reach("tiers.create")
-            fd = os.open(self.path(ino, version), flags, 0o600)
+            fd = os.open(self.path(ino, version), flags, acl.FILE_MODE)
         except OSError as error:
             raise self.failed("create", self.path(ino, version), error) from error
         if failpoints.active:

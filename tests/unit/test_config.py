@@ -287,6 +287,7 @@ def test_every_option_is_described() -> None:
         *("entry_timeout", "log_level", "bandwidth", "nvme_writes"),
         *("access_log", "access_log_size", "scrub"),
         *("s3_delay", "s3_wait", "s3_shared", "s3_stream", "s3_recheck"),
+        "pool_wait",
     }
 
 
@@ -574,7 +575,10 @@ def test_an_upgrade_to_one_address_for_both_is_refused() -> None:
 
 
 # Without a value they have a default of their own, or come with a bucket.
-NOT_NONE = {"log", "s3_endpoint", "s3_region", "s3_profile"}
+NOT_NONE = {
+    *("log", "s3_endpoint", "s3_region", "s3_profile"),
+    *("pool_address", "pool_allow", "pool_tls", "pool_credentials"),
+}
 
 
 @pytest.mark.parametrize(

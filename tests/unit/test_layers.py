@@ -25,13 +25,14 @@ LAYERS = (
     ("kvfs.core.check",),
     ("kvfs.core.jobs",),
     ("kvfs.core.bucket.node",),
-    ("kvfs.core.bucket.upload", "kvfs.core.bucket.download"),
+    ("kvfs.core.bucket.upload", "kvfs.core.bucket.download", "kvfs.core.pool"),
     ("kvfs.core.bucket.listing", "kvfs.core.admin", "kvfs.core.lending"),
     ("kvfs.core.names", "kvfs.core.objects", "kvfs.core.moves"),
     ("kvfs.core.capacity",),
     ("kvfs.core.ledger",),
     ("kvfs.core.namespaces",),
     ("kvfs.core.bucket", "kvfs.core"),  # the packages themselves: a docstring each
+    ("kvfs.pool",),
     ("kvfs.movement",),
     ("kvfs.fairness", "kvfs.simulation"),
     ("kvfs.eviction", "kvfs.layouts", "kvfs.profiles"),
@@ -39,13 +40,20 @@ LAYERS = (
     ("kvfs.catalog",),
     ("kvfs.config", "kvfs.live", "kvfs.templates", "kvfs.settings"),
     ("kvfs.nfs",),
-    ("kvfs.s3.place", "kvfs.metrics.address"),  # plain data, that options are read into
+    (
+        "kvfs.s3.place",
+        "kvfs.pool.place",
+        "kvfs.pool.member",
+        "kvfs.pool.credentials",
+        "kvfs.metrics.address",
+    ),  # plain data, that options are read into
     ("kvfs.preflight",),
     ("kvfs.runtime", "kvfs.mounts"),
     ("kvfs.parsing",),
     ("kvfs.client",),  # runs in engines, where there is nothing else of kvfs
     (
         *(
+            "kvfs.acl",
             "kvfs.clock",
             "kvfs.errors",
             "kvfs.failpoints",
@@ -84,6 +92,7 @@ HOMES = {
         "kvfs.movement",
         "kvfs.layouts",
         "kvfs.s3",
+        "kvfs.pool",
         "kvfs.compression",
         "kvfs.prefix",
         "kvfs.connectors",
@@ -91,6 +100,8 @@ HOMES = {
     "boto3": ("kvfs.s3.boto",),
     "botocore": ("kvfs.s3.boto", "kvfs.s3.direct", "kvfs.s3.failures"),
     "blosc": ("kvfs.compression.frames",),
+    "redis": ("kvfs.pool",),
+    "hiredis": ("kvfs.pool",),
     "msgpack": ("kvfs.catalog.journal",),
     "click": ("kvfs.cli",),
     "rich": ("kvfs.cli",),

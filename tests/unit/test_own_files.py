@@ -158,6 +158,7 @@ OTHERS = {
     "kvfs.core.objects.scans": "files of the kernel",
     "kvfs.fuse.processes": "files of the kernel",
     "kvfs.nfs.servers": "files of the kernel",
+    "kvfs.pool.nginx": "files of the kernel, and a log that is only shown",
     "kvfs.runtime": "files of the kernel, and the machine's id, which is compared only",
     "kvfs.templates": "a file of the user's, named by an option",
     "kvfs.web.page": "files of the package",

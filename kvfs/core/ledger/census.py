@@ -62,7 +62,9 @@ class Census:
                 if inode.ino >= ledger.accounts.first_new:
                     break
                 current = ledger.table.inode(inode.ino)
-                if current is not None and ledger.records.is_lost(current):
+                if current and current.in_pool and current.session != ledger.session:
+                    ledger.removals.forget_remote(current)  # the index tells of it again
+                elif current is not None and ledger.records.is_lost(current):
                     ledger.removals.drop(current, "lost")
                     await trio.lowlevel.checkpoint()
                 elif current is not None:

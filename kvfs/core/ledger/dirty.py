@@ -231,7 +231,7 @@ class Dirty:
 
     def on_rewrite(self, inode: Inode, batch: Batch) -> None:
         """Unmark an object that a program rewrites: until the seal there is nothing to upload."""
-        inode.in_bucket = False
+        inode.in_bucket = inode.in_pool = False
         if self.keeps_marks:
             self._unmark(inode.ino, batch)
             if (stored := self.stored(inode.ino)) is not None:

@@ -174,7 +174,7 @@ class FastOpens:
         self.gate = gate
         self.table.open = OpenObjects(self.table.open, self.take)
         self.table.take = self.records.verified.doubting = self.take
-        self.table.catalog.changing = self.take_record
+        self.table.catalog.watchers.append(self.take_record)
         self.namespaces.follow(self.see, self.empty)
         self._open = True
 

@@ -44,7 +44,7 @@ class Records:
 
     def is_lost(self, inode: Inode) -> bool:
         """Whether no tier holds the bytes of this file any more, because a RAM tier is gone."""
-        if not inode.is_file or inode.in_bucket or self.table.peek(inode.ino):
+        if not inode.is_file or inode.in_bucket or inode.in_pool or self.table.peek(inode.ino):
             return False
         return not self.tiers.holders(inode)
 

@@ -67,6 +67,8 @@ class Removals:
         self.invalidate_name = invalidate_name
         self.verified = records.verified
         self.appeared = trio.Event()  # set once the kernel has forgotten an orphan
+        # Called with each object that kvfs drops by itself: other nodes of the pool keep it.
+        self.withdrawn: Callable[[int], None] = lambda _: None
         self._forgotten_inos: set[int] = set()  # inodes to remove for that
         self._losing: set[tuple[int, int, str]] = set()  # copies that wait in `retries` to be lost
 
@@ -146,6 +148,14 @@ class Removals:
         """
         self._drop(inode, "stale", stored=delete)
         self.tiers.bucket.counters["stale"] += 1
+
+    def forget_remote(self, inode: Inode) -> None:
+        """Forget an object that only other nodes of the pool have. Nothing is lost."""
+        with self.catalog.batch() as batch:
+            names = self._unlink_all(inode, batch)
+            self.forget(inode, batch)
+        for parent, entry in names:
+            self.invalidate_name(parent, entry.name, inode.ino)
 
     def evict(self, inode: Inode, reason: Reason = "evicted") -> list[Inode]:
         """Evict an object from all local tiers. If the bucket has it, it keeps its names.
@@ -227,6 +237,7 @@ class Removals:
 
     def count(self, inode: Inode, reason: Reason) -> None:
         """Count a dropped object. In a dropped namespace, the reason is that of its drop."""
+        self.withdrawn(inode.ino)
         space = self.namespaces.of(inode)
         drops = space.drops
         if drops is not None and space.ino in self.namespaces.dropped:

@@ -62,6 +62,13 @@ class Fetcher(Protocol):
         """
 
 
+class PeerFetcher(Protocol):
+    """Fetches an object that only other nodes of the pool have."""
+
+    async def fetch(self, inode: Inode) -> None:
+        """Return once a local tier has the object. Raises NotFoundError, StaleError."""
+
+
 class Unpacker(Protocol):
     """Decompresses a packed copy, so that kvfs can open it."""
 
@@ -82,10 +89,12 @@ class Copies:
         files: BackingFiles,
         fetcher: Fetcher | None = None,
         unpacker: Unpacker | None = None,
+        peers: PeerFetcher | None = None,
     ) -> None:
         self.ledger = ledger
         self.catalog = ledger.catalog
         self.verifier = verifier
+        self._peers = peers
         self.files = files
         self._fetcher = fetcher
         self._unpacker = unpacker
@@ -108,6 +117,9 @@ class Copies:
                 where = self.ledger.tiers.nvme
                 found, _ = await self.open_here(inode, writable=writable)
                 lost = found is None
+            if found is None and self._peers is not None and self._remote(inode):
+                await self._peers.fetch(inode)
+                found, lost = await self._open_fetched(inode, writable=writable)
             if found is None and (spilled := self._spilled(inode)) is not None:
                 if not writable and self.scans.opens(spilled):
                     header = await self._header(spilled)
@@ -144,6 +156,21 @@ class Copies:
         """Return the catalog's record of the inode; None if it is gone or has another version."""
         current = self.catalog.inode(inode.ino)
         return None if current is None or current.version != inode.version else current
+
+    def _remote(self, inode: Inode) -> bool:
+        """Whether only other nodes of the pool have this version."""
+        current = self._current(inode)
+        return current is not None and current.in_pool
+
+    async def _open_fetched(
+        self, inode: Inode, *, writable: bool
+    ) -> tuple[tuple[Tier, int] | None, bool]:
+        """Open the copy that came from another node; see `open_here`. Raises StaleError."""
+        fetched = self._current(inode)
+        if fetched is None:
+            raise StaleError(f"{self.catalog.named(inode.ino)} went away while it was opened")
+        inode.copy_from(fetched)
+        return await self.open_here(inode, writable=writable)
 
     def _packed(self, inode: Inode) -> bool:
         """Whether NVMe has a packed (compressed) copy of this version."""

@@ -27,7 +27,7 @@ from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
-from kvfs.core.objects.copies import Copies, Fetcher, Unpacker, Verifier
+from kvfs.core.objects.copies import Copies, Fetcher, PeerFetcher, Unpacker, Verifier
 from kvfs.core.objects.create import Creation
 from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.incoming import Incoming
@@ -57,6 +57,7 @@ class Objects:
         verify: Callable[[Inode], None],
         fetcher: Fetcher | None = None,
         unpacker: Unpacker | None = None,
+        peers: PeerFetcher | None = None,
     ) -> None:
         self.ledger = ledger
         self.catalog = ledger.catalog
@@ -66,7 +67,7 @@ class Objects:
         self.promote = promote
         self.publishing = Publishing(ledger)
         self.creation = Creation(ledger, placement, files, self.publishing)
-        self.copies = Copies(ledger, verifier, files, fetcher, unpacker)
+        self.copies = Copies(ledger, verifier, files, fetcher, unpacker, peers)
         self.scans = self.copies.scans
         self.incoming = Incoming(ledger, self.copies, fetcher)
         self.sealing = Sealing(ledger, placement, files, self.publishing, self.incoming, verify)

@@ -1,0 +1,340 @@
+"""Announces the objects of this node in the index, and takes them back.
+
+Contract: `run` runs as long as the mount. `changing` learns of each record before it changes. A
+turn compares what the index was told of an object with what is true now, so it does not matter
+which operation changed the object, nor how often. An object is announced once it has its digest; a
+mover computes the digest of an object that only RAM has.
+
+- An object that kvfs dropped by itself is *withdrawn*: other nodes keep theirs.
+- An object that a program unlinked, renamed or rewrote is *unlinked* for all nodes.
+- If the index has another object by the name, this node keeps its own to itself (`conflict`).
+
+While the index is down, changes wait, and the next turn sends them. After the index has lost its
+data, all objects are announced again, the newest first, STEP in each turn of the loop.
+"""
+
+import logging
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.ledger.ledger import Ledger
+from kvfs.core.moves.transfers import TierTransfers
+from kvfs.core.pool.entries import facts_of
+from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.shared_work import start_task
+from kvfs.errors import KvfsError
+from kvfs.movement.movers import MoverPool, SourceChangedError
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import Announcement, Owner, PoolEntry
+from kvfs.tiers import Tier
+
+log = logging.getLogger(__name__)
+
+COLLECT_S = 0.02  # s for which changes are collected: one pipeline for many
+AT_ONCE = 256  # objects in one pipeline
+STEP = 256  # objects that a rebuild looks at between two turns of the loop
+REBUILD_PAUSE = 0.01  # s between two steps: some 20,000 objects/s, and the loop is free
+AGAIN_S = 1.0  # s after a failure of the index
+DIGESTS = 4  # computed at the same time
+TRIES, WRITER_S = 20, 0.02  # of a digest while a writer has the object; some 4 s in all
+DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one more, and stays here
+
+
+class _Told(NamedTuple):
+    """An announced object as it was before its record changed."""
+
+    key: str
+    version: int
+    digest: bytes
+
+
+class Announcer:
+    """Announces the objects of one mount as those of `node`."""
+
+    def __init__(
+        self,
+        transfers: TierTransfers,
+        lookup: PoolLookup,
+        movers: MoverPool,
+        fetched: set[int],
+    ) -> None:
+        """fetched: inodes whose bytes came from other nodes in this session."""
+        self.ledger: Ledger = transfers.ledger
+        self.transfers = transfers
+        self.lookup = lookup
+        self.entries = lookup.entries
+        self.index = lookup.index
+        self.peers = lookup.peers
+        self.movers = movers
+        self.fetched = fetched
+        self.announced: set[int] = set()
+        self.bytes = 0  # of the announced objects
+        self.counters = Counter(
+            {"announced": 0, "withdrawn": 0, "unlinked": 0, "conflicts": 0, "stale": 0}
+        )
+        self._sizes: dict[int, int] = {}
+        self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
+        # Sealed by a FLUSH, and not released yet. No record changes at the release.
+        self._flushed: dict[int, float] = {}
+        self._told: dict[int, _Told] = {}
+        self._withdrawn: set[int] = set()
+        self._digesting: set[int] = set()
+        self._listed: set[str] = set()  # folders whose way from the top is in the listings
+        self._wake = trio.Event()
+        self._rebuild = False
+        self._limiter = trio.CapacityLimiter(DIGESTS)
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds for which the oldest change waits; 0 without one."""
+        first = next(iter(self._changed.values()), None)
+        return 0.0 if first is None else trio.current_time() - first
+
+    # What changes
+
+    def changing(self, inode: Inode) -> None:
+        """Learn of a record that is about to change."""
+        if not inode.is_file:
+            return
+        ino = inode.ino
+        if ino not in self._told and (inode.in_pool or ino in self.announced):
+            known = self.ledger.catalog.inode(ino)
+            key = None if known is None else self.entries.key(known)
+            if known is not None and key is not None:
+                self._told[ino] = _Told(key, known.version, known.digest)
+        self._changed.setdefault(ino, trio.current_time())
+        self._wake.set()
+
+    def withdrawn(self, ino: int) -> None:
+        """Learn that kvfs itself drops an object."""
+        if ino in self._told or ino in self.announced:
+            self._withdrawn.add(ino)
+
+    def announce(self, ino: int) -> None:
+        """Announce an object again: the index does not have it."""
+        self._changed.setdefault(ino, trio.current_time())
+        self._wake.set()
+
+    def announce_all(self) -> None:
+        """Announce all objects again: the index has lost its data, or this is the start."""
+        self._rebuild = True
+        self._wake.set()
+
+    # Turns
+
+    async def run(self) -> None:
+        """Tell the index of changes, for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            if self._rebuild:
+                self._rebuild = False
+                start_task("the announcement of all objects", self._announce_all)
+            await trio.sleep(COLLECT_S)
+            while self._changed:
+                inos = [ino for ino, _ in zip(self._changed, range(AT_ONCE), strict=False)]
+                since = {ino: self._changed.pop(ino) for ino in inos}
+                try:
+                    await self._turn(inos)
+                except IndexDownError as error:
+                    log.debug("announcements wait: %s", error)
+                    self._changed = {**since, **self._changed}
+                    await trio.sleep(AGAIN_S)
+            if self._flushed:
+                self._changed, self._flushed = self._flushed, {}
+                self._wake.set()
+
+    async def _announce_all(self) -> None:
+        """Note all objects as changed, the newest first."""
+        self.announced.clear()
+        self._sizes.clear()
+        self._listed.clear()
+        inos, at, catalog = array("Q"), 0, self.ledger.catalog
+        while found := catalog.inodes_after(at, STEP):
+            inos.extend(inode.ino for inode in found if inode.is_file)
+            at = found[-1].ino
+            await trio.sleep(REBUILD_PAUSE)
+        for count, ino in enumerate(reversed(inos), 1):
+            self._changed.setdefault(ino, trio.current_time())
+            if count % STEP == 0 or count == len(inos):
+                self._wake.set()
+                await trio.sleep(REBUILD_PAUSE)
+
+    async def _turn(self, inos: Iterable[int]) -> None:
+        """Tell the index of some objects. Raises IndexDownError; then they are told again."""
+        gone: list[tuple[str, bytes]] = []
+        left: list[str] = []
+        new: list[tuple[int, Announcement]] = []
+        told: dict[int, _Told] = {}
+        for ino in inos:
+            inode = self.ledger.table.inode(ino)
+            wanted = None if inode is None else self._wanted(inode)
+            if (before := self._told.get(ino)) is not None:
+                told[ino] = before
+                same = inode is not None and (inode.version, inode.digest) == before[1:]
+                stays = same and inode is not None and self.entries.key(inode) == before.key
+                if not stays and ino not in self._withdrawn:
+                    gone.append((before.key, before.digest))
+                elif not (stays and wanted is not None) and ino in self.announced:
+                    left.append(before.key)
+            if inode is not None and wanted is not None:
+                new.append((ino, wanted))
+        await self.index.unlink(gone)
+        await self._unlist(left, await self.index.withdraw(self.peers.me().node, left))
+        for ino, before in told.items():
+            if self._told.get(ino) == before:
+                del self._told[ino]
+            self._withdrawn.discard(ino)
+            self.announced.discard(ino)
+            self._sizes.pop(ino, None)
+        self.counters["unlinked"] += len(gone)
+        self.counters["withdrawn"] += len(left)
+        await self._announce(new)
+
+    def _wanted(self, inode: Inode) -> Announcement | None:
+        """The announcement of an object as it is now; None if it belongs to this node only."""
+        ledger = self.ledger
+        if not inode.is_file or not inode.sealed or not inode.links or inode.in_pool:
+            return None
+        if ledger.removals.is_gone(inode):
+            return None
+        if inode.ino in ledger.table.staging:
+            self._flushed[inode.ino] = trio.current_time()
+            return None
+        tier = self._served(inode)
+        if tier is None:
+            return None
+        if not inode.digest:
+            self._begin_digest(inode, tier)
+            return None
+        key = self.entries.key(inode)
+        if key is None or len(inode.digest) != DIGEST_SIZE:
+            return None
+        _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))
+        me = self.peers.me()
+        owner = Owner(me.node, me.incarnation, tier.name, f"{inode.ino:x}.{inode.version:x}")
+        fresh = inode.session == ledger.session and inode.ino not in self.fetched
+        return Announcement(key, facts_of(inode, model), owner, fresh)
+
+    def _served(self, inode: Inode) -> Tier | None:
+        """The tier with a copy that nginx can serve, the fastest first."""
+        tiers = self.ledger.tiers
+        for tier in tiers.holders(inode):
+            if not tiers.is_packed_in(inode, tier) and not tier.health.down:
+                return tier
+        return None
+
+    async def _announce(self, new: list[tuple[int, Announcement]]) -> None:
+        if not new:
+            return
+        answers = await self.index.announce([wanted for _, wanted in new])
+        names: list[tuple[str, str]] = []
+        for (ino, wanted), answer in zip(new, answers, strict=True):
+            if answer == "here":
+                self.announced.add(ino)
+                self.lookup.is_there(wanted.key)
+                self._sizes[ino] = wanted.facts.size
+                self.counters["announced"] += 1
+                names += self._way(wanted.key)
+            elif answer == "gone":
+                self.let_go(ino, wanted.facts.digest)
+            elif not await self._replace_dead(ino, wanted):
+                self.counters["conflicts"] += 1
+                named = self.ledger.catalog.named(ino)
+                log.info("%s is not in the pool: another object has its name there", named)
+        self.bytes = sum(self._sizes.values())
+        await self.index.list_names(names)
+
+    async def _replace_dead(self, ino: int, wanted: Announcement) -> bool:
+        """Free a name that only nodes without a lease have; True if that was so."""
+        (entry,) = await self.index.find([wanted.key])
+        if not isinstance(entry, PoolEntry) or await self.peers.alive(entry):
+            return False
+        await self.index.unlink([(wanted.key, entry.facts.digest)])
+        self._changed.setdefault(ino, trio.current_time())
+        return True
+
+    def let_go(self, ino: int, digest: bytes) -> None:
+        """Drop an object with this digest, because another node has unlinked or replaced it."""
+        inode = self.ledger.table.inode(ino)
+        if inode is None or inode.digest != digest or ino in self.ledger.table.busy:
+            return
+        log.info("%s: another node has unlinked or replaced it", self.ledger.catalog.named(ino))
+        self.counters["stale"] += 1
+        try:
+            self.ledger.removals.drop(inode, "stale")
+        except KvfsError as error:
+            log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
+
+    def _way(self, key: str) -> list[tuple[str, str]]:
+        """The listings of a key: its own name, and the directories above it that are new."""
+        found = self.entries.folder_of(key)
+        if found is None:
+            return []
+        names, (folder, _) = [found], found
+        while folder not in self._listed:
+            self._listed.add(folder)
+            above, slash, name = folder.rstrip("/").rpartition("/")
+            if not slash:
+                break
+            names.append((f"{above}/", f"{name}/"))
+            folder = f"{above}/"
+        return names
+
+    async def _unlist(self, keys: Iterable[str], gone: Iterable[bool]) -> None:
+        found = (self.entries.folder_of(key) for key, last in zip(keys, gone, strict=True) if last)
+        await self.index.unlist_names([one for one in found if one is not None])
+
+    # Digests
+
+    def _begin_digest(self, inode: Inode, tier: Tier) -> None:
+        if inode.ino in self._digesting:
+            return
+        self._digesting.add(inode.ino)
+        start_task("a digest for the pool", partial(self._digest, inode.copy(), tier))
+
+    async def _digest(self, inode: Inode, tier: Tier) -> None:
+        """Compute and record the digest of a sealed object. Its change announces it."""
+        ino, version = inode.ino, inode.version
+        path, problem = tier.path(ino, version), "it was written meanwhile"
+        try:
+            for attempt in range(TRIES):
+                await trio.sleep(attempt * WRITER_S)
+                current = self.transfers.still_current(ino, version)
+                if current is None and not self._has_version(ino, version):
+                    return
+                if current is None:  # its writer has flushed it, and not closed it yet
+                    continue
+                if current.digest:
+                    return
+                try:
+                    async with self._limiter:
+                        found = await self.movers.read_through(
+                            path, inode.size, sync=False, sparse=inode.sparse, data=inode.data
+                        )
+                except (SourceChangedError, OSError) as error:
+                    problem = str(error)
+                    continue
+                current = self.transfers.still_current(ino, version)
+                if current is None or found.mtime_ns != current.backing_mtime_ns:
+                    continue
+                with self.ledger.catalog.batch() as batch:
+                    batch.change(current)
+                    current.digest = current.digest or found.digest
+                    batch.put(current)
+                return
+            log.info("%s is not in the pool: %s", self.ledger.catalog.named(ino), problem)
+        except KvfsError as error:
+            log.warning("%s is not in the pool: %s", self.ledger.catalog.named(ino), error)
+        finally:
+            self._digesting.discard(ino)
+
+    def _has_version(self, ino: int, version: int) -> bool:
+        now = self.ledger.table.inode(ino)
+        return now is not None and now.version == version and bool(now.links)

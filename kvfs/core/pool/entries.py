@@ -1,0 +1,145 @@
+"""Remote entries of the pool: objects that other nodes have get or lose names here.
+
+Contract: synchronous; each method checks the present state, and changes it in one batch. An answer
+of the index never replaces a name that is known here. Not for questions (`pool/lookup`).
+"""
+
+import logging
+import stat
+from functools import partial
+
+from kvfs.catalog import Dentry, Inode
+from kvfs.core.names.tree import Tree, is_name
+from kvfs.pool.index import PoolEntry
+from kvfs.s3.facts import Facts
+from kvfs.s3.keys import KEY_MAX, Keys
+
+log = logging.getLogger(__name__)
+
+DIRECTORY_MODE = 0o755  # of directories that only the index lists
+
+
+class PoolEntries:
+    """The remote entries of one mount."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.ledger = tree.ledger
+        self.catalog = tree.catalog
+        self.namespaces = tree.namespaces
+        self.keys = Keys("")
+
+    # Keys
+
+    def key(self, inode: Inode) -> str | None:
+        """The key of an object by its first name; None if it belongs to this node only."""
+        found = self.catalog.first_name(inode)
+        if found is None or found[0] is None:
+            return None
+        directory, entry = found
+        if self.namespaces.places.is_temporary(directory, entry.name):
+            return None
+        name = self.namespaces.bucket_name(inode)
+        return None if name is None else self.keys.of(name)
+
+    def key_of_name(self, parent: int, name: bytes) -> tuple[str, str] | None:
+        """The key of a name that is not known here, and its folder if it may be a directory."""
+        directory = self._directory(parent)
+        if directory is None or not is_name(name, parent):
+            return None
+        called = self.namespaces.bucket_name(directory, name)
+        if called is None or self.namespaces.places.is_temporary(directory, name):
+            return None
+        folder = self.keys.folder(*called)
+        if len(folder) > KEY_MAX or self.namespaces.places.block_of(directory, name):
+            folder = ""
+        return self.keys.of(called), folder
+
+    def folder_of(self, key: str) -> tuple[str, str] | None:
+        """The folder that lists a key, and its name there; None for the key of a long name."""
+        folder, slash, name = key.rpartition("/")
+        return None if key.startswith(self.keys.long) or not slash else (f"{folder}/", name)
+
+    # Names
+
+    def enter(self, parent: int, name: bytes, key: str, entry: PoolEntry) -> bool:
+        """Enter a name for a remote object. False: the state here has changed meanwhile."""
+        directory = self._directory(parent)
+        asked = self.key_of_name(parent, name)
+        if directory is None or asked is None or asked[0] != key:
+            return False
+        if self.catalog.lookup(parent, name) is not None:
+            return True
+        facts = entry.facts
+        inode = self.tree.new(stat.S_IFREG, 0, 0)
+        inode.ino = self.catalog.next_id()
+        inode.links = ((parent, inode.ino),)
+        inode.version = 1
+        inode.session = self.ledger.session
+        inode.sealed = inode.in_pool = True
+        _describe(inode, facts)
+        if self.namespaces.of(directory).expired(inode):
+            return False
+        with self.catalog.batch() as batch:
+            self.namespaces.places.place(inode, directory, name, batch)
+            if inode.model and not inode.parent_key and facts.key == inode.key:
+                inode.parent_key = facts.parent_key
+            batch.put(inode)
+            batch.link(parent, Dentry(name, inode.ino, inode.ino))
+            batch.then(partial(self.ledger.accounts.enter, inode))
+        return True
+
+    def make_directory(self, parent: int, name: bytes) -> bool:
+        """Make a directory that the index lists. False if names or templates forbid it."""
+        directory = self._directory(parent)
+        if directory is None or self.catalog.lookup(parent, name) is not None:
+            return directory is not None
+        top = directory.ino == 1
+        if top and self.tree.templates(name.decode("utf-8", "surrogateescape")) is not None:
+            return False  # here it would be a namespace, which has other keys
+        mode = stat.S_IFDIR | DIRECTORY_MODE
+        self.tree.make(parent, name, mode, directory.uid, directory.gid)
+        return True
+
+    def forget(self, ino: int) -> None:
+        """Forget a remote object: the kernel has forgotten it, or no node gives it.
+
+        No other task may have the inode's lock.
+        """
+        inode = self.ledger.table.inode(ino)
+        if inode is None or not inode.in_pool or self.ledger.tiers.holders(inode):
+            return
+        if ino in self.ledger.table.open:
+            return
+        self.ledger.removals.forget_remote(inode)
+
+    def _directory(self, ino: int) -> Inode | None:
+        found = self.ledger.table.inode(ino)
+        if found is None or not found.is_dir or not found.links:
+            return None
+        return None if self.namespaces.is_dropped(found) else found
+
+
+def facts_of(inode: Inode, model: str) -> Facts:
+    """The facts of an object that has its digest."""
+    return Facts(
+        size=inode.size,
+        digest=inode.digest,
+        mtime_ns=inode.backing_mtime_ns,
+        mode=stat.S_IMODE(inode.mode),
+        uid=inode.uid,
+        gid=inode.gid,
+        key=inode.key,
+        parent_key=inode.parent_key,
+        model=model,
+        stored_size=inode.size,
+        stored_digest=inode.digest,
+    )
+
+
+def _describe(inode: Inode, facts: Facts) -> None:
+    inode.mode = stat.S_IFREG | facts.mode
+    inode.uid, inode.gid = facts.uid, facts.gid
+    inode.size, inode.blocks = facts.size, -(-facts.size // 4096) * 8
+    inode.mtime_ns = inode.backing_mtime_ns = facts.mtime_ns
+    inode.digest = facts.digest

@@ -1,0 +1,194 @@
+"""Fetches objects of other nodes, when programs open them.
+
+Contract: `fetch` returns when the object has a copy here, or raises NotFoundError, a miss. It asks
+one owner after the other, within `wait` seconds. An object has one fetch at a time, for all
+callers. A mover compares the digest before the copy gets a name (`kvfs.pool.fetching`). If no owner
+gives the object, its name goes, unless programs have it open: the next lookup asks the index again.
+The caller holds the inode's lock.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.capacity.room import Room
+from kvfs.core.moves.transfers import PERIOD, TierTransfers
+from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.shared_work import SharedWork, WorkByKey, start_task
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
+from kvfs.movement.movers import Moved, MoverPool, patience_for
+from kvfs.pool import fetching
+from kvfs.pool.errors import IndexDownError, PeerError
+from kvfs.pool.fetching import FetchJob, PeerFile
+from kvfs.pool.index import Lease, Owner
+from kvfs.tiers import Reservation, Tier
+from kvfs.tiers.tier import FANOUT
+
+log = logging.getLogger(__name__)
+
+FETCHES = 16  # under way at once, of small objects and of others
+SMALL = 256 << 10  # bytes up to which a thread fetches: a mover takes 1 ms more to begin
+
+
+class PoolFetch:
+    """Brings objects of other nodes. `jobs` are inodes that movers work on."""
+
+    def __init__(
+        self,
+        transfers: TierTransfers,
+        room: Room,
+        movers: MoverPool,
+        lookup: PoolLookup,
+        jobs: set[int],
+        *,
+        tls: Path | None = None,
+    ) -> None:
+        self.ledger = transfers.ledger
+        self.transfers = transfers
+        self.room = room
+        self.movers = movers
+        self.lookup = lookup
+        self.peers = lookup.peers
+        self.entries = lookup.entries
+        self.wait = 2.0
+        self.counters = Counter({"fetched": 0, "fetched_bytes": 0, "failed": 0, "wrong": 0})
+        self.fetched: set[int] = set()  # inodes whose bytes came from the pool in this session
+        self._tls = "" if tls is None else str(tls)
+        self._jobs = jobs
+        self._threads = trio.CapacityLimiter(FETCHES)
+        self._limiter = trio.CapacityLimiter(FETCHES)
+        self._running: WorkByKey[int, SharedWork] = WorkByKey(
+            lambda ino, error: log.error(
+                "%s is not fetched: a defect of kvfs", self._named(ino), exc_info=error
+            )
+        )
+
+    async def fetch(self, inode: Inode) -> None:
+        """Fetch a remote object, or join its fetch. Raises NotFoundError, StaleError."""
+        running = self._running.get(inode.ino)
+        if running is None:
+            work = partial(self._fetch, inode.copy())
+            running = self._running.begin(inode.ino, SharedWork(), work)
+        with trio.move_on_after(self.wait):
+            await running.ended.wait()
+        if not running.ended.is_set():
+            raise NotFoundError(f"{self._named(inode.ino)} is not here within {self.wait:g} s")
+        running.expect_done(self._named(inode.ino))
+
+    def stop(self) -> None:
+        """Stop all fetches after an unmount."""
+        self._running.stop()
+
+    async def _fetch(self, inode: Inode) -> None:
+        key = self.entries.key(inode)
+        if key is None:
+            raise StaleError(f"{self._named(inode.ino)} has lost its name")
+        failures = list[str]()
+        try:
+            for owner, lease in await self._owners(key, inode):
+                try:
+                    await self._fetch_from(owner, lease, inode)
+                except PeerError as error:
+                    self.peers.failed(owner.node)
+                    self.counters["failed"] += 1
+                    failures.append(str(error))
+                else:
+                    self.peers.gave(owner.node)
+                    return
+            raise NotFoundError("no live node gives it: " + ("; ".join(failures) or "none has it"))
+        except IndexDownError as error:
+            self.lookup.failed(error)  # the name stays: the index will know more
+            raise
+        except (NotFoundError, TierError) as error:
+            log.info("%s is a miss: %s", self._named(inode.ino), error)
+            self.lookup.forget(key)
+            start_task("a name that no node gives", partial(self._forget, inode.ino))
+            raise
+
+    async def _forget(self, ino: int) -> None:
+        """Forget the name, once the open that failed has left the inode."""
+        async with self.ledger.table.locked(ino):
+            self.entries.forget(ino)
+
+    async def _owners(self, key: str, inode: Inode) -> Sequence[tuple[Owner, Lease]]:
+        entry = await self.lookup.entry(key)
+        if entry is None or entry.facts.digest != inode.digest or entry.facts.size != inode.size:
+            raise NotFoundError("the index has another object by its name, or none")
+        return await self.peers.usable(entry)
+
+    async def _fetch_from(self, owner: Owner, lease: Lease, inode: Inode) -> None:
+        ino, version = inode.ino, inode.version
+        while ino in self._jobs:  # noqa: ASYNC110 (other jobs signal no end)
+            await trio.sleep(PERIOD)
+        self._jobs.add(ino)
+        try:
+            with self._find_room(inode) as room:
+                await self.transfers.wait_for_trash(room.tier, ino, version)
+                source = PeerFile(lease.address, path_of(owner), self._tls if lease.tls else "")
+                destination = room.tier.path(ino, version)
+                wanted = FetchJob(
+                    source, destination, inode.size, inode.digest, inode.backing_mtime_ns
+                )
+                moved = await self._bring(wanted)
+                self._enter(inode, room.tier, moved)
+        finally:
+            self._jobs.discard(ino)
+            self.ledger.wakeup.wake()
+
+    async def _bring(self, wanted: FetchJob) -> Moved:
+        """Fetch in a thread or a mover. Raises PeerError, OSError, TierError."""
+        if wanted.size <= SMALL:
+            return await trio.to_thread.run_sync(fetching.fetch, wanted, limiter=self._threads)
+        return await self.movers.run(
+            *(fetching.fetch, wanted),
+            patience=patience_for(wanted.size),
+            destinations=[wanted.destination],
+            limiter=self._limiter,
+        )
+
+    def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
+        """Record the copy. Raises CatalogError, StaleError if the object has changed meanwhile."""
+        ledger, ino = self.ledger, inode.ino
+        current = self.transfers.still_current(ino, inode.version)
+        if current is None or not current.in_pool:
+            ledger.trash.throw_away(tier, ino, inode.version)
+            raise StaleError(f"{self._named(ino)} has changed while it was fetched")
+        current.session = ledger.session  # not synced: after a crash its digest proves the copy
+        current.in_pool = False
+        self.fetched.add(ino)
+        try:
+            ledger.records.add_copy(current, tier, moved.blocks, moved.digest)
+        except KvfsError:
+            self.fetched.discard(ino)
+            ledger.trash.throw_away(tier, ino, inode.version)
+            raise
+        self.counters["fetched"] += 1
+        self.counters["fetched_bytes"] += inode.size
+
+    def _find_room(self, inode: Inode) -> Reservation:
+        """Reserve room in the fastest tier that has room. Raises NoSpaceError."""
+        ledger, cost = self.ledger, Tier.cost(-(-inode.size // 4096) * 8)
+        namespace = ledger.namespaces.of(inode)
+        for tier in ledger.tiers.local:
+            last = tier is ledger.tiers.local[-1]
+            if not namespace.takes(tier) or tier.health.down:
+                continue
+            if not last and cost > tier.capacity // 2:
+                continue
+            if (room := self.room.reserve(tier, cost)) is not None:
+                return room
+        raise NoSpaceError(f"no tier has room for {cost} bytes")
+
+    def _named(self, ino: int) -> object:
+        return self.ledger.catalog.named(ino)
+
+
+def path_of(owner: Owner) -> str:
+    """The path at which an owner's nginx serves its file."""
+    ino = int(owner.file.partition(".")[0], 16)
+    return f"/{owner.tier}/{ino % FANOUT:02x}/{owner.file}"

@@ -1,0 +1,107 @@
+"""Lookups in the index of the pool: names that are not known here.
+
+Contract: `find` enters what the index says of a name, if a live node has it. It returns within the
+patience of the index (20 ms) and raises nothing. An index that does not answer counts as empty for
+QUIET seconds. Absence is believed for VALID seconds. Questions that come together go together
+(`kvfs.pool.connection`); one question about a key at a time, for all callers.
+"""
+
+import logging
+from collections import Counter, OrderedDict
+
+import trio
+
+from kvfs.core.bucket.listing.bucket_lookup import LastSeen
+from kvfs.core.pool.entries import PoolEntries
+from kvfs.core.pool.peers import Peers
+from kvfs.errors import CatalogError
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import GoneEntry, Index, PoolEntry
+
+log = logging.getLogger(__name__)
+
+QUIET = 1.0  # s without questions after one without an answer
+VALID = 0.05  # s for which absence is believed: a question costs 50 us, a program may poll
+REMEMBERED = 1 << 16  # answers
+
+
+class PoolLookup:
+    """Looks up names in one pool."""
+
+    def __init__(self, index: Index, entries: PoolEntries, peers: Peers) -> None:
+        self.index = index
+        self.entries = entries
+        self.peers = peers
+        self.counters = Counter({"lookups": 0, "found": 0, "absent_cached": 0, "failures": 0})
+        self.found: OrderedDict[str, PoolEntry] = OrderedDict()  # the last answers, by key
+        self._absent: LastSeen[str] = LastSeen()
+        self._asking: dict[str, trio.Event] = {}
+        self._quiet_until = 0.0
+
+    async def find(self, parent: int, name: bytes) -> None:
+        """Look a name up that is not known here, and enter the answer."""
+        asked = self.entries.key_of_name(parent, name)
+        if asked is None or not self.may_ask():
+            return
+        key, folder = asked
+        if self._absent.age(key) < VALID:
+            self.counters["absent_cached"] += 1
+            return
+        if (running := self._asking.get(key)) is not None:
+            await running.wait()
+            return
+        ended = self._asking[key] = trio.Event()
+        try:
+            await self._ask(parent, name, key, folder)
+        except IndexDownError as error:
+            self.failed(error)
+        except CatalogError as error:
+            log.error("the pool's entry of %s is not entered: %s", key, error)
+        finally:
+            del self._asking[key]
+            ended.set()
+
+    async def _ask(self, parent: int, name: bytes, key: str, folder: str) -> None:
+        self.counters["lookups"] += 1
+        entry, listed = await self.index.look(key, folder)
+        if isinstance(entry, PoolEntry) and await self.peers.usable(entry):
+            self.remember(key, entry)
+            self.counters["found"] += self.entries.enter(parent, name, key, entry)
+        elif not (listed and self.entries.make_directory(parent, name)):
+            self._absent.note(key)
+
+    def may_ask(self) -> bool:
+        """Whether the index may be asked now."""
+        return trio.current_time() >= self._quiet_until
+
+    async def entry(self, key: str) -> PoolEntry | None:
+        """The entry of an object that was found before. Raises IndexDownError."""
+        if (known := self.found.get(key)) is not None:
+            return known
+        (entry,) = await self.index.find([key])
+        if isinstance(entry, GoneEntry) or entry is None:
+            return None
+        self.remember(key, entry)
+        return entry
+
+    def remember(self, key: str, entry: PoolEntry) -> None:
+        """Remember an answer, for the fetch that may follow."""
+        self.found[key] = entry
+        self.found.move_to_end(key)
+        if len(self.found) > REMEMBERED:
+            self.found.popitem(last=False)
+
+    def is_there(self, key: str) -> None:
+        """Note that a name is not absent: this node has announced it."""
+        self._absent.forget(key)
+
+    def forget(self, key: str) -> None:
+        """Forget an answer that has proved wrong."""
+        self.found.pop(key, None)
+        self._absent.note(key)
+
+    def failed(self, error: IndexDownError) -> None:
+        """Note that the index did not answer: it counts as empty for a moment."""
+        self.counters["failures"] += 1
+        self._quiet_until = trio.current_time() + QUIET
+        log.info("names are not looked up in the pool for a moment: %s", error)

@@ -1,0 +1,183 @@
+"""The pool of a mount: its parts, wired, and their tasks.
+
+Contract: `run` runs as long as the mount; `end` tells the others that this node leaves. Nothing
+here raises for a failure of the index, of nginx or of a peer: objects of other nodes are misses
+then, and `why` says so.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.capacity.room import Room
+from kvfs.core.moves.transfers import TierTransfers
+from kvfs.core.names.tree import Tree
+from kvfs.core.pool.announcer import Announcer
+from kvfs.core.pool.entries import PoolEntries
+from kvfs.core.pool.fetch import PoolFetch
+from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.pool.peers import Peers
+from kvfs.core.pool.recheck import Recheck
+from kvfs.errors import ConfigError, KvfsError
+from kvfs.movement.movers import MoverPool
+from kvfs.pool import nginx
+from kvfs.pool.index import Index, Lease
+from kvfs.pool.member import Membership
+from kvfs.pool.nginx import Nginx, Served
+from kvfs.pool.servers import Servers
+
+log = logging.getLogger(__name__)
+
+GLANCE = 1.0  # s between two looks whether nginx lives
+BACK_OFF_MOST = 60.0  # s between two starts of nginx
+LEAVE_S = 2.0  # s for the last words to the index
+LOOPBACK = ("127.0.0.0/8", "::1")  # the clients of a node there, without pool_allow
+VALID = 1.0  # s that the kernel may keep the facts of an object
+
+
+class Pool:
+    """The pool of one mount."""
+
+    def __init__(
+        self,
+        member: Membership,
+        transfers: TierTransfers,
+        room: Room,
+        tree: Tree,
+        movers: MoverPool,
+        jobs: set[int],
+    ) -> None:
+        self.member = member
+        self.ledger = transfers.ledger
+        self.servers = Servers(member.place, member.credentials)
+        self.nginx = Nginx(member.folder)
+        self._ended = False
+        self.serves = False  # nginx answers
+        self.why_not = "it was not started yet"  # why nginx does not serve
+        index = Index(self.servers)
+        self.entries = PoolEntries(tree)
+        self.peers = Peers(index, self.lease, self._index_lost)
+        self.lookup = PoolLookup(index, self.entries, self.peers)
+        self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
+        self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched)
+
+        self.recheck = Recheck(self.announcer)
+
+    def lease(self) -> Lease:
+        """This node, as other nodes see it now."""
+        member, announcer = self.member, self.announcer
+        return Lease(
+            node=member.node,
+            incarnation=member.incarnation,
+            address=member.address if self.serves else "",
+            tls=member.tls is not None,
+            host=member.host,
+            machine=member.machine,
+            mountpoint=member.mountpoint,
+            objects=len(announcer.announced),
+            bytes=announcer.bytes,
+            lag_s=round(announcer.lag_s, 3),
+        )
+
+    def _index_lost(self) -> None:
+        self.announcer.announce_all()
+
+    # Life
+
+    async def run(self) -> None:
+        """Be a member of the pool, for ever."""
+        self.ledger.catalog.watchers.append(self.announcer.changing)
+        self.ledger.removals.withdrawn = self.announcer.withdrawn
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.servers.run)
+            await self._serve_once()
+            nursery.start_soon(self.peers.run)
+            nursery.start_soon(self.announcer.run)
+            nursery.start_soon(self._keep_serving)
+
+    async def _serve_once(self) -> None:
+        member, tiers = self.member, self.ledger.tiers.local
+        served = Served(
+            member.address,
+            {tier.name: tier.root / "objects" for tier in tiers},
+            allow=member.allow or (() if member.tls else LOOPBACK),
+            tls=member.tls,
+        )
+        try:
+            await trio.to_thread.run_sync(self._start, served)
+        except (ConfigError, KvfsError, OSError) as error:
+            self.serves, self.why_not = False, str(error)
+            log.warning("this node serves no other node of the pool: %s", error)
+        else:
+            self.serves, self.why_not = True, ""
+
+    def _start(self, served: Served) -> None:
+        account = nginx.account()
+        for tier in self.ledger.tiers.local:
+            tier.let_read(account.pw_uid)
+        self.nginx.start(replace(served, user=account.pw_name))
+
+    async def _keep_serving(self) -> None:
+        pause = GLANCE
+        while True:
+            await trio.sleep(pause)
+            if self._ended:
+                return
+            if self.serves and self.nginx.alive:
+                pause = GLANCE
+                continue
+            if self.serves:
+                log.warning("the nginx of the pool has ended, and is started again")
+            await self._serve_once()
+            pause = GLANCE if self.serves else min(BACK_OFF_MOST, 2 * pause)
+
+    async def end(self) -> None:
+        """Leave the pool: its entries of this node are dead at once."""
+        self._ended = True
+        self.fetcher.stop()
+        with trio.move_on_after(LEAVE_S):
+            await self.peers.leave()
+        await trio.to_thread.run_sync(self.nginx.stop)
+
+    # Names
+
+    async def look_up(self, parent: int, name: bytes) -> None:
+        """Look a name up that is not known here; compare one that is, in the background."""
+        entry = self.ledger.catalog.lookup(parent, name)
+        if entry is None:
+            await self.lookup.find(parent, name)
+        elif (inode := self.ledger.table.inode(entry.ino)) is not None:
+            self.recheck.look(inode)
+
+    def forgotten(self, ino: int) -> None:
+        """Forget a remote object that the kernel has forgotten."""
+        if ino not in self.ledger.table.busy:
+            self.entries.forget(ino)
+
+    def ttl_remaining(self, inode: Inode, most: float) -> float:
+        """The seconds that the kernel may keep the facts of an inode."""
+        return min(most, VALID) if inode.is_file else most
+
+    def status(self) -> Mapping[str, Any]:
+        """The state, for `kvfs status`."""
+        return {
+            "place": str(self.member.place),
+            "node": self.member.node,
+            "address": self.member.address,
+            "serves": self.serves,
+            "why_not": self.why_not,
+            "index": {"up": not self.peers.why, "why": self.peers.why},
+            "objects": len(self.announcer.announced),
+            "bytes": self.announcer.bytes,
+            "lag_s": self.announcer.lag_s,
+            "out": list(self.peers.out),
+            "counters": {
+                **self.lookup.counters,
+                **self.fetcher.counters,
+                **self.announcer.counters,
+            },
+        }

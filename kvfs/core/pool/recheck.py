@@ -1,0 +1,58 @@
+"""Compares objects that are here with the index: another node may have unlinked or replaced them.
+
+Contract: `look` never waits: it asks in the background, about an object at most once in RECHECK
+seconds, and at most BEHIND at a time. An object that the index does not have stays, and is
+announced again: an index may be lost. An object goes if the index says that its digest was
+unlinked, or that another object has its name.
+"""
+
+from functools import partial
+
+from kvfs.catalog import Inode
+from kvfs.core.bucket.listing.bucket_lookup import LastSeen
+from kvfs.core.pool.announcer import Announcer
+from kvfs.core.shared_work import start_task
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import GoneEntry
+
+RECHECK = 1.0  # s for which the index is believed about an object that is here
+BEHIND = 64  # questions under way
+
+
+class Recheck:
+    """Compares the announced objects of one mount with the index."""
+
+    def __init__(self, announcer: Announcer) -> None:
+        self.announcer = announcer
+        self.ledger = announcer.ledger
+        self._asked: LastSeen[int] = LastSeen()
+        self._running = 0
+
+    def look(self, inode: Inode) -> None:
+        """Compare an object that a program has looked up."""
+        ino = inode.ino
+        if ino not in self.announcer.announced or self._asked.age(ino) < RECHECK:
+            return
+        if self._running < BEHIND and self.announcer.lookup.may_ask():
+            self._asked.note(ino)
+            start_task("a comparison with the pool", partial(self._ask, ino, inode.digest))
+
+    async def _ask(self, ino: int, digest: bytes) -> None:
+        self._running += 1
+        try:
+            inode = self.ledger.table.inode(ino)
+            key = None if inode is None else self.announcer.entries.key(inode)
+            if key is None:
+                return
+            (entry,) = await self.announcer.index.find([key])
+            if entry is None:
+                self.announcer.announce(ino)
+            elif isinstance(entry, GoneEntry):
+                if entry.digest == digest:
+                    self.announcer.let_go(ino, digest)
+            elif entry.facts.digest != digest and ino in self.announcer.announced:
+                self.announcer.let_go(ino, digest)
+        except IndexDownError as error:
+            self.announcer.lookup.failed(error)
+        finally:
+            self._running -= 1

@@ -1,0 +1,119 @@
+"""Checks of a pool before a mount: index, address, nginx. They block.
+
+Contract: each function raises ConfigError with the value, what was expected and the cure, and
+changes nothing. An index that does not answer is an IndexDownError. Not for a mounted kvfs, whose
+loop must not block.
+"""
+
+import ipaddress
+import os
+import socket
+
+import trio
+
+from kvfs.errors import ConfigError
+from kvfs.pool import nginx
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import Index
+from kvfs.pool.member import Membership
+from kvfs.pool.place import PoolPlace
+from kvfs.pool.servers import Servers
+
+ANSWER_S = 5.0  # s for an index to answer
+TRY_S = 0.05  # s between two questions meanwhile
+
+
+def expect_usable(member: Membership, *, required: bool) -> None:
+    """Check this node's part and the index.
+
+    Raises ConfigError, and IndexDownError if the index is required and does not answer.
+    """
+    nginx.installed()
+    nginx.account()
+    _expect_address(member)
+    if member.tls is None and not member.allow and not _is_loopback(member.address):
+        raise ConfigError(
+            f"pool_address={member.address}: all of its network could read the objects; give "
+            "pool_allow=NETWORK or pool_tls=DIRECTORY"
+        )
+    failures: list[Exception] = []
+    trio.run(_ask, member, failures)
+    for error in failures:
+        if required or not isinstance(error, IndexDownError):
+            raise error
+
+
+async def _ask(member: Membership, failures: list[Exception]) -> None:
+    servers = Servers(member.place, member.credentials)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(servers.run)
+        try:
+            await _expect_index(member, Index(servers))
+        except (ConfigError, IndexDownError) as error:
+            failures.append(error)
+        nursery.cancel_scope.cancel()
+
+
+async def _expect_index(member: Membership, index: Index) -> None:
+    """Wait for the index, and check it. Raises ConfigError, IndexDownError."""
+    until = trio.current_time() + ANSWER_S
+    while True:
+        try:
+            await index.expect_usable()
+            break
+        except IndexDownError as error:
+            if trio.current_time() > until:
+                raise IndexDownError(
+                    f"pool={member.place}: {error}; start the index, or mount without it by "
+                    "pool_required=off"
+                ) from None
+            await trio.sleep(TRY_S)
+    (lease,) = await index.leases([member.node])
+    if lease is not None and (lease.machine, lease.mountpoint) != (
+        member.machine,
+        member.mountpoint,
+    ):
+        raise ConfigError(
+            f"pool={member.place}: node {member.node} is alive at {lease.host}:{lease.mountpoint}: "
+            "its NVMe directory was copied; give an empty nvme= directory"
+        )
+
+
+def _expect_address(member: Membership) -> None:
+    host, _, port = member.address.rpartition(":")
+    try:
+        ip = ipaddress.ip_address(host.strip("[]"))
+        number = int(port)
+    except ValueError:
+        raise ConfigError(
+            f"pool_address={member.address}: expected IP or IP:PORT, as 10.0.0.5:7373"
+        ) from None
+    family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET  # noqa: PLR2004
+    with socket.socket(family, socket.SOCK_STREAM) as trying:
+        trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trying.bind((str(ip), number))
+        except OSError as error:
+            raise ConfigError(
+                f"pool_address={member.address}: {os.strerror(error.errno or 0)}; expected an "
+                "address of this machine, with a free port"
+            ) from None
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_loopback
+
+
+def own_address(place: PoolPlace, port: int) -> str:
+    """Return the address of this machine that reaches the index, with a port."""
+    host, there = place.hosts[0]
+    try:
+        family, *_, to = socket.getaddrinfo(host, there, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as trying:
+            trying.connect(to)  # sends nothing
+            found = trying.getsockname()[0]
+    except OSError as error:
+        raise ConfigError(
+            f"pool={place}: {host} cannot be reached: {error}; give pool_address=IP:PORT"
+        ) from None
+    return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"

@@ -1,0 +1,195 @@
+"""A connection to a Redis server, from the daemon's loop. Commands that come together go together.
+
+Contract: `ask` sends commands in one pipeline with those of other callers, and returns their
+replies. It raises IndexDownError if the connection fails, or has no answer within the patience of
+the caller: a late answer is dropped. An error reply of the server is a `ReplyError` among the
+replies. `run` keeps the connection, and makes a new one after a failure. The loop never blocks.
+
+hiredis packs and parses, and trio carries the bytes. That takes 32 us for a lookup and 93 us for 64
+of them; redis-py in a thread takes 134 us and 383 us, coredis on trio 170 us and 908 us.
+"""
+
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import hiredis
+import trio
+
+from kvfs.pool.credentials import Credentials
+from kvfs.pool.errors import IndexDownError
+
+Word: TypeAlias = str | bytes | int | float
+Command: TypeAlias = tuple[Word, ...]
+ReplyError = hiredis.ReplyError
+Reply: TypeAlias = Any  # bytes, int, None, a list of replies, or ReplyError
+
+PIPELINE = 1024  # commands in one write
+BUFFER = 1 << 16
+DIAL_S = 2.0  # s for a connection, TLS and the greeting
+BROKEN = (OSError, trio.TooSlowError, trio.BrokenResourceError, hiredis.HiredisError)
+AGAIN_S = 0.5  # s between two tries to connect
+HUNG_S = 5.0  # s without a reply after which the connection is made anew
+IDLE_S = 3.0  # s without commands after which the server is asked whether it is still there
+LARGEST = 256 << 20  # bytes of replies to one pipeline; a listing of 10^6 names has 40 MB
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    commands: Sequence[Command]
+    replies: list[Reply] = field(default_factory=list)
+    failed: str = ""
+    ended: trio.Event = field(default_factory=trio.Event)
+
+
+class Connection:
+    """A connection to the server at `address`. Run `run` as long as it is used."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        credentials: Credentials,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.address = address
+        self.credentials = credentials
+        self.tls = tls
+        self.why = "it was not asked yet"  # why it is down; "" while it is up
+        self._waiting: deque[_Call] = deque()
+        self._wake = trio.Event()
+
+    async def ask(self, commands: Sequence[Command], *, patience: float) -> list[Reply]:
+        """Return a reply for each command. Raises IndexDownError."""
+        if self.why:
+            raise IndexDownError(f"{self}: {self.why}")
+        call = _Call(commands)
+        self._waiting.append(call)
+        self._wake.set()
+        with trio.move_on_after(patience):
+            await call.ended.wait()
+        if not call.ended.is_set():
+            call.ended.set()  # if it still waits, it is not sent
+            raise IndexDownError(f"{self}: no answer within {patience * 1000:.0f} ms")
+        if call.failed:
+            raise IndexDownError(f"{self}: {call.failed}")
+        return call.replies
+
+    async def run(self) -> None:
+        """Connect, and carry commands, for ever."""
+        while True:
+            try:
+                with trio.fail_after(DIAL_S):
+                    stream = await self.dial()
+            except (*BROKEN, IndexDownError) as error:
+                self.why = reason(error)
+            else:
+                self.why = ""
+                try:
+                    await self._carry(stream)
+                finally:
+                    await trio.aclose_forcefully(stream)  # a hung peer would not let TLS end
+            await trio.sleep(AGAIN_S)
+
+    async def dial(self) -> trio.abc.Stream:
+        """Return a new connection that the server has greeted. Raises OSError, IndexDownError."""
+        host, port = self.address
+        stream: trio.abc.Stream = await trio.open_tcp_stream(host, port)
+        try:
+            if self.tls is not None:
+                stream = trio.SSLStream(stream, self.tls, server_hostname=host)
+            user, password = self.credentials
+            words = ("AUTH", user, password) if user else ("AUTH", password)
+            greeting: list[Command] = [words] if password else []
+            for reply in await exchange(stream, hiredis.Reader(), [*greeting, ("PING",)]):
+                if isinstance(reply, ReplyError):
+                    raise IndexDownError(_refused(str(reply)))
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return stream
+
+    async def _carry(self, stream: trio.abc.Stream) -> None:
+        """Carry commands until the connection fails; then all that wait fail."""
+        reader, calls = hiredis.Reader(), list[_Call]()
+        try:
+            while True:
+                with trio.move_on_after(IDLE_S):
+                    await self._wake.wait()
+                self._wake = trio.Event()
+                calls = self._next()
+                commands = [command for call in calls for command in call.commands]
+                with trio.fail_after(HUNG_S):
+                    replies = iter(await exchange(stream, reader, commands or [("PING",)]))
+                for call in calls:
+                    call.replies = [next(replies) for _ in call.commands]
+                    call.ended.set()
+                if self._waiting:
+                    self._wake.set()
+        except BROKEN as error:
+            self.why = reason(error)
+            for call in (*calls, *self._waiting):
+                if not call.ended.is_set():
+                    call.failed = self.why
+                    call.ended.set()
+            self._waiting.clear()
+
+    def _next(self) -> list[_Call]:
+        """Take the calls of one pipeline, without those that nobody waits for any more."""
+        calls, count = list[_Call](), 0
+        while self._waiting and count < PIPELINE:
+            call = self._waiting.popleft()
+            if not call.ended.is_set():
+                calls.append(call)
+                count += len(call.commands)
+        return calls
+
+    def __str__(self) -> str:
+        return f"index {self.address[0]}:{self.address[1]}"
+
+
+async def exchange(
+    stream: trio.abc.Stream, reader: hiredis.Reader, commands: Sequence[Command]
+) -> list[Reply]:
+    """Send commands and return their replies. Raises OSError, HiredisError for what is no reply."""
+    # The stub of `pack_command` takes tuples of one word only.
+    packed = [hiredis.pack_command(words) for words in commands]  # type: ignore[arg-type]
+    await stream.send_all(b"".join(packed))
+    replies: list[Reply] = []
+    left = LARGEST
+    while len(replies) < len(commands):
+        reply = reader.gets()
+        if reply is not False:
+            replies.append(reply)
+            continue
+        data = await stream.receive_some(BUFFER)
+        if not data:
+            raise ConnectionResetError("the server has closed the connection")
+        left -= len(data)
+        if left < 0:
+            raise ConnectionResetError(f"the server sends more than {LARGEST >> 20} MiB of replies")
+        reader.feed(bytes(data))
+    if reader.has_data():
+        raise ConnectionResetError("the server sends more replies than commands")
+    return replies
+
+
+def reason(error: BaseException) -> str:
+    """Say why a connection failed."""
+    if isinstance(error, trio.TooSlowError):
+        return "it does not answer"
+    if isinstance(error, hiredis.ProtocolError):
+        return f"it is no Redis server, or expects rediss:// ({error})"
+    if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS with it: {error}"
+    return str(error) or type(error).__name__
+
+
+def _refused(reply: str) -> str:
+    if reply.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR invalid password")):
+        return f"{reply} (check pool_credentials=FILE, KVFS_POOL_USER and KVFS_POOL_PASSWORD)"
+    return reply

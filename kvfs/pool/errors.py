@@ -1,0 +1,14 @@
+"""Failures of the pool. None of them is an error for a program: an open is a miss.
+
+Contract: each is a TierError, so that `kvfs.fuse.errnos` knows it.
+"""
+
+from kvfs.errors import TierError
+
+
+class IndexDownError(TierError):
+    """The index does not answer, or not in time; or it refuses commands."""
+
+
+class PeerError(TierError):
+    """A peer did not give an object: it does not answer, or gives other bytes."""

@@ -1,0 +1,270 @@
+"""The index against a real redis-server: what is announced is found, and nothing is trusted."""
+
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis
+import trio
+import xxhash
+
+from kvfs.errors import ConfigError
+from kvfs.pool.credentials import Credentials
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import Announcement, GoneEntry, Index, Lease, Owner, PoolEntry
+from kvfs.pool.place import PoolPlace
+from kvfs.pool.servers import Servers
+from kvfs.s3.facts import Facts
+from tests.pool.servers import answers, free_port, server
+
+A, B = "a" * 8 + "-0000-0000-0000-000000000001", "b" * 8 + "-0000-0000-0000-000000000002"
+LIFE = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    found = free_port()
+    with server(tmp_path_factory.mktemp("redis"), found):
+        yield found
+
+
+@asynccontextmanager
+async def index(port: int, pool: str = "kv", password: str = "") -> AsyncIterator[Index]:
+    place = PoolPlace.parse(f"redis://127.0.0.1:{port}/{pool}")
+    servers = Servers(place, Credentials(password=password))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(servers.run)
+        found = Index(servers)
+        with trio.fail_after(10):
+            while True:
+                try:
+                    await found.expect_usable()
+                    break
+                except IndexDownError as error:
+                    if "NOAUTH" in str(error) or "WRONGPASS" in str(error):
+                        raise
+                    await trio.sleep(0.01)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+def facts(data: bytes, mtime_ns: int = 5) -> Facts:
+    digest = xxhash.xxh3_128_digest(data)
+    return Facts(
+        size=len(data),
+        digest=digest,
+        mtime_ns=mtime_ns,
+        mode=0o644,
+        uid=0,
+        gid=0,
+        stored_size=len(data),
+        stored_digest=digest,
+    )
+
+
+def said(key: str, data: bytes, node: str = A, *, fresh: bool = True) -> Announcement:
+    return Announcement(key, facts(data), Owner(node, LIFE, "ram", "1f.1"), fresh)
+
+
+def test_what_is_announced_is_found(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "found") as one, index(port, "other") as other:
+            assert await one.announce([said("@0/x", b"x"), said("@0/y", b"y")]) == ["here"] * 2
+            assert await one.announce([said("@0/x", b"x", B, fresh=False)]) == ["here"]
+            x, y, z = await one.find(["@0/x", "@0/y", "@0/z"])
+            assert isinstance(x, PoolEntry)
+            assert isinstance(y, PoolEntry)
+            assert x.facts == facts(b"x")
+            assert {owner.node for owner in x.owners} == {A, B}
+            assert y.owners == (Owner(A, LIFE, "ram", "1f.1"),)
+            assert z is None
+            assert await other.find(["@0/x"]) == [None]
+
+    trio.run(case)
+
+
+def test_first_facts_stand_until_an_unlink(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "facts") as one:
+            await one.announce([said("@0/x", b"x")])
+            assert await one.announce([said("@0/x", b"other", B)]) == ["conflict"]
+            await one.unlink([("@0/x", facts(b"x").digest)])
+            assert await one.find(["@0/x"]) == [GoneEntry(facts(b"x").digest)]
+            assert await one.announce([said("@0/x", b"x", B, fresh=False)]) == ["gone"]
+            assert await one.announce([said("@0/x", b"other", B)]) == ["here"]
+            await one.unlink([("@0/x", facts(b"x").digest)])
+            (found,) = await one.find(["@0/x"])
+            assert isinstance(found, PoolEntry), "another object has the name by now"
+
+    trio.run(case)
+
+
+def test_the_last_owner_takes_the_object_along(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "last") as one:
+            await one.announce([said("@0/x", b"x"), said("@0/x", b"x", B)])
+            await one.withdraw(A, ["@0/x"])
+            (found,) = await one.find(["@0/x"])
+            assert isinstance(found, PoolEntry)
+            assert [owner.node for owner in found.owners] == [B]
+            await one.withdraw(B, ["@0/x"])
+            assert await one.find(["@0/x"]) == [None]
+            await one.unlink([("@0/y", facts(b"y").digest)])
+            await one.withdraw(A, ["@0/y"])
+            assert await one.find(["@0/y"]) == [GoneEntry(facts(b"y").digest)]
+
+    trio.run(case)
+
+
+def test_leases_and_epochs(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "lease") as one:
+            lease = Lease(A, LIFE, "127.0.0.1:1", mountpoint="/mnt/kv", room=5)
+            assert await one.renew(lease, "first", 7.0) == "first"
+            assert await one.renew(lease, "second", 8.0) == "first"
+            assert await one.leases([A, B]) == [lease, None]
+            assert await one.nodes() == {A: 8.0}
+            redis.Redis(port=port).flushall()
+            assert await one.renew(lease, "third", 9.0) == "third", "the index has lost its data"
+            await one.leave(A)
+            assert await one.leases([A]) == [None]
+            assert await one.nodes() == {}
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kvfs-size", "-1"),
+        ("kvfs-size", "9" * 30),
+        ("kvfs-xxh3-128", "zz"),
+        ("kvfs-format", "2"),
+        ("kvfs-mode", "99999"),
+        ("gone", "no digest"),
+    ],
+)
+def test_what_kvfs_did_not_write_is_nothing(port: int, name: str, value: str) -> None:
+    async def case() -> None:
+        async with index(port, "lies") as one:
+            await one.announce([said("@0/x", b"x")])
+            redis.Redis(port=port).hset("kvfs:lies:o:@0/x", name, value)
+            assert await one.find(["@0/x"]) == [None]
+            redis.Redis(port=port).delete("kvfs:lies:o:@0/x")
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (f"@{B}", f"{LIFE} ram ../../etc/passwd"),
+        (f"@{B}", f"{LIFE} tape 1.1"),
+        ("@../x", f"{LIFE} ram 1.1"),
+        (f"@{B}", "life ram 1.1"),
+    ],
+)
+def test_owners_that_kvfs_did_not_write_are_none(port: int, name: str, value: str) -> None:
+    async def case() -> None:
+        async with index(port, "owners") as one:
+            await one.announce([said("@0/x", b"x")])
+            redis.Redis(port=port).hset("kvfs:owners:o:@0/x", name, value)
+            (found,) = await one.find(["@0/x"])
+            assert isinstance(found, PoolEntry)
+            assert [owner.node for owner in found.owners] == [A]
+            redis.Redis(port=port).delete("kvfs:owners:o:@0/x")
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("told", ["{", "[]", '{"incarnation": 5, "address": ""}', '{"x": 1}'])
+def test_leases_that_kvfs_did_not_write_are_none(port: int, told: str) -> None:
+    async def case() -> None:
+        async with index(port, "leases") as one:
+            redis.Redis(port=port).set(f"kvfs:leases:n:{A}", told)
+            assert await one.leases([A]) == [None]
+
+    trio.run(case)
+
+
+def test_pool_of_another_format_is_refused(port: int) -> None:
+    async def case() -> None:
+        redis.Redis(port=port).set("kvfs:newer:format", "2")
+        async with index(port, "newer"):
+            pass
+
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError, match="has format 2.*knows 1")):
+        trio.run(case)
+
+
+def test_index_that_ends_and_comes_back(tmp_path: Path) -> None:
+    """Questions fail at once meanwhile, and the connection comes back by itself."""
+    port = free_port()
+
+    async def case() -> None:
+        with server(tmp_path / "one", port):
+            async with index(port) as one:
+                await one.announce([said("@0/x", b"x")])
+                yield_to = one
+                await ended(yield_to)
+                await back(yield_to)
+
+    async def ended(one: Index) -> None:
+        redis.Redis(port=port).shutdown(nosave=True)
+        with trio.fail_after(5):
+            while True:
+                try:
+                    await one.find(["@0/x"])
+                except IndexDownError:
+                    return
+                await trio.sleep(0.01)
+
+    async def back(one: Index) -> None:
+        with server(tmp_path / "two", port), trio.fail_after(10):
+            while True:
+                try:
+                    assert await one.find(["@0/x"]) == [None]
+                except IndexDownError:
+                    await trio.sleep(0.01)
+                else:
+                    return
+
+    trio.run(case)
+
+
+def test_stopped_index_is_down_within_its_patience(tmp_path: Path) -> None:
+    port = free_port()
+
+    async def case(process: "subprocess.Popen[bytes]") -> None:
+        async with index(port) as one:
+            process.send_signal(19)
+            began = trio.current_time()
+            with pytest.raises(IndexDownError, match="no answer within 20 ms"):
+                await one.find(["@0/x"])
+            assert trio.current_time() - began < 1
+            process.send_signal(18)
+            with trio.fail_after(10):
+                while True:
+                    try:
+                        assert await one.find(["@0/x"]) == [None]
+                    except IndexDownError:
+                        await trio.sleep(0.01)
+                    else:
+                        return
+
+    with server(tmp_path, port) as process:
+        trio.run(case, process)
+
+
+def test_wrong_password_is_said(tmp_path: Path) -> None:
+    port = free_port()
+
+    async def case(password: str) -> None:
+        async with index(port, password=password) as one:
+            assert await one.find(["@0/x"]) == [None]
+
+    with server(tmp_path, port, password="secret"):  # noqa: S106 (of this test's server)
+        assert answers(port, "secret")
+        trio.run(case, "secret")
