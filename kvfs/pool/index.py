@@ -64,11 +64,12 @@ redis.call('DEL', KEYS[1])
 return 'gone'
 """
 
-# Remove an object with this digest for all nodes. ARGV: the digest, seconds to remember it.
+# Remove an object with this digest for all nodes. ARGV: the digest, seconds to remember it (0: not).
 UNLINK = """
 local known = redis.call('HGET', KEYS[1], 'kvfs-xxh3-128')
 if known and known ~= ARGV[1] then return 'other' end
 redis.call('DEL', KEYS[1])
+if ARGV[2] == '0' then return 'gone' end
 redis.call('HSET', KEYS[1], 'gone', ARGV[1])
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 return 'gone'
@@ -195,12 +196,15 @@ class Index:
         ]
         return [_text(reply) == "gone" for reply in await self._ask(commands, LONG)]
 
-    async def unlink(self, gone: Sequence[tuple[str, bytes]]) -> None:
-        """Say that these objects (key, digest) were unlinked or replaced, for all nodes."""
+    async def unlink(self, gone: Sequence[tuple[str, bytes]], remembered: int = GONE_S) -> None:
+        """Say that these objects (key, digest) were unlinked or replaced, for all nodes.
+
+        remembered: seconds for which nodes that have such an object let it go; 0: they keep it.
+        """
         commands: list[tuple[str, Command]] = []
         for key, digest in gone:
             name = self._object(key)
-            commands.append((name, ("EVAL", UNLINK, 1, name, digest.hex(), GONE_S)))
+            commands.append((name, ("EVAL", UNLINK, 1, name, digest.hex(), remembered)))
         await self._ask(commands, LONG)
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:

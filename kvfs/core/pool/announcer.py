@@ -62,9 +62,9 @@ class Announcer:
         transfers: TierTransfers,
         lookup: PoolLookup,
         movers: MoverPool,
-        fetched: set[int],
+        fetched: dict[int, int],
     ) -> None:
-        """fetched: inodes whose bytes came from other nodes in this session."""
+        """fetched: the versions of inodes that came from other nodes in this session."""
         self.ledger: Ledger = transfers.ledger
         self.transfers = transfers
         self.lookup = lookup
@@ -174,6 +174,8 @@ class Announcer:
         told: dict[int, _Told] = {}
         for ino in inos:
             inode = self.ledger.table.inode(ino)
+            if inode is None:
+                self.fetched.pop(ino, None)
             wanted = None if inode is None else self._wanted(inode)
             if (before := self._told.get(ino)) is not None:
                 told[ino] = before
@@ -219,7 +221,7 @@ class Announcer:
         _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))
         me = self.peers.me()
         owner = Owner(me.node, me.incarnation, tier.name, f"{inode.ino:x}.{inode.version:x}")
-        fresh = inode.session == ledger.session and inode.ino not in self.fetched
+        fresh = inode.session == ledger.session and self.fetched.get(inode.ino) != inode.version
         return Announcement(key, facts_of(inode, model), owner, fresh)
 
     def _served(self, inode: Inode) -> Tier | None:
@@ -242,8 +244,8 @@ class Announcer:
                 self._sizes[ino] = wanted.facts.size
                 self.counters["announced"] += 1
                 names += self._way(wanted.key)
-            elif answer == "gone":
-                self.let_go(ino, wanted.facts.digest)
+            elif answer == "gone" or (not wanted.fresh and ino in self.fetched):
+                self.let_go(ino, wanted.facts.digest)  # it came from the pool, and is older
             elif not await self._replace_dead(ino, wanted):
                 self.counters["conflicts"] += 1
                 named = self.ledger.catalog.named(ino)
@@ -256,7 +258,8 @@ class Announcer:
         (entry,) = await self.index.find([wanted.key])
         if not isinstance(entry, PoolEntry) or await self.peers.alive(entry):
             return False
-        await self.index.unlink([(wanted.key, entry.facts.digest)])
+        # A node that seems dead may only lack its lease for a moment, and keeps its object.
+        await self.index.unlink([(wanted.key, entry.facts.digest)], remembered=0)
         self._changed.setdefault(ino, trio.current_time())
         return True
 

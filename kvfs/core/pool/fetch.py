@@ -57,7 +57,7 @@ class PoolFetch:
         self.entries = lookup.entries
         self.wait = 2.0
         self.counters = Counter({"fetched": 0, "fetched_bytes": 0, "failed": 0, "wrong": 0})
-        self.fetched: set[int] = set()  # inodes whose bytes came from the pool in this session
+        self.fetched: dict[int, int] = {}  # versions of inodes that came from the pool
         self._tls = "" if tls is None else str(tls)
         self._jobs = jobs
         self._threads = trio.CapacityLimiter(FETCHES)
@@ -160,11 +160,11 @@ class PoolFetch:
             raise StaleError(f"{self._named(ino)} has changed while it was fetched")
         current.session = ledger.session  # not synced: after a crash its digest proves the copy
         current.in_pool = False
-        self.fetched.add(ino)
+        self.fetched[ino] = inode.version
         try:
             ledger.records.add_copy(current, tier, moved.blocks, moved.digest)
         except KvfsError:
-            self.fetched.discard(ino)
+            self.fetched.pop(ino, None)
             ledger.trash.throw_away(tier, ino, inode.version)
             raise
         self.counters["fetched"] += 1
