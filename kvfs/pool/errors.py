@@ -12,3 +12,7 @@ class IndexDownError(TierError):
 
 class PeerError(TierError):
     """A peer did not give an object: it does not answer, or gives other bytes."""
+
+
+class NoFileError(PeerError):
+    """A peer does not have the file any more: it has moved or evicted the object."""

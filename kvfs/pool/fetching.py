@@ -30,7 +30,7 @@ import xxhash
 from kvfs.errors import ConfigError
 from kvfs.movement.copying import Moved
 from kvfs.movement.files import complete, part
-from kvfs.pool.errors import PeerError
+from kvfs.pool.errors import NoFileError, PeerError
 
 DIAL_S = 1.0  # s to connect, and for a handshake
 SILENT_S = 2.0  # s without a byte after which a peer is given up; also for a whole header
@@ -174,6 +174,8 @@ def _expect(source: PeerFile, header: bytes, size: int) -> bool:
     status, lengths = _STATUS.fullmatch(line), _LENGTH.findall(fields)
     if status is None:
         raise PeerError(f"{_named(source)}: {line[:40]!a} is no answer of an HTTP server")
+    if status[1] == b"404":
+        raise NoFileError(f"{_named(source)}: the file is not there any more")
     if status[1] != b"200" or lengths != [b"%d" % size] or _CODED.search(fields):
         told = b", ".join(lengths).decode() or "no length"
         raise PeerError(

@@ -64,7 +64,7 @@ redis.call('DEL', KEYS[1])
 return 'gone'
 """
 
-# Remove an object with this digest for all nodes. ARGV: the digest, seconds to remember it (0: not).
+# Remove an object with this digest for all nodes. ARGV: the digest, seconds to remember it or 0.
 UNLINK = """
 local known = redis.call('HGET', KEYS[1], 'kvfs-xxh3-128')
 if known and known ~= ARGV[1] then return 'other' end

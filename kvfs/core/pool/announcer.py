@@ -88,6 +88,7 @@ class Announcer:
         self._listed: set[str] = set()  # folders whose way from the top is in the listings
         self._wake = trio.Event()
         self._rebuild = False
+        self._logged = False  # that changes wait
         self._limiter = trio.CapacityLimiter(DIGESTS)
 
     @property
@@ -142,8 +143,11 @@ class Announcer:
                 since = {ino: self._changed.pop(ino) for ino in inos}
                 try:
                     await self._turn(inos)
+                    self._logged = False
                 except IndexDownError as error:
-                    log.debug("announcements wait: %s", error)
+                    level = logging.DEBUG if self._logged else logging.WARNING
+                    log.log(level, "the pool learns later of changes here: %s", error)
+                    self._logged = True
                     self._changed = {**since, **self._changed}
                     await trio.sleep(AGAIN_S)
             if self._flushed:

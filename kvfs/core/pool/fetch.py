@@ -23,7 +23,7 @@ from kvfs.core.shared_work import SharedWork, WorkByKey, start_task
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved, MoverPool, patience_for
 from kvfs.pool import fetching
-from kvfs.pool.errors import IndexDownError, PeerError
+from kvfs.pool.errors import IndexDownError, NoFileError, PeerError
 from kvfs.pool.fetching import FetchJob, PeerFile
 from kvfs.pool.index import Lease, Owner
 from kvfs.tiers import Reservation, Tier
@@ -88,18 +88,12 @@ class PoolFetch:
         key = self.entries.key(inode)
         if key is None:
             raise StaleError(f"{self._named(inode.ino)} has lost its name")
-        failures = list[str]()
+        failures: list[str] = []
         try:
-            for owner, lease in await self._owners(key, inode):
-                try:
-                    await self._fetch_from(owner, lease, inode)
-                except PeerError as error:
-                    self.peers.failed(owner.node)
-                    self.counters["failed"] += 1
-                    failures.append(str(error))
-                else:
-                    self.peers.gave(owner.node)
-                    return
+            if await self._try_owners(key, inode, failures):
+                return
+            if self.lookup.forget_answer(key) and await self._try_owners(key, inode, failures):
+                return  # it has moved since the lookup
             raise NotFoundError("no live node gives it: " + ("; ".join(failures) or "none has it"))
         except IndexDownError as error:
             self.lookup.failed(error)  # the name stays: the index will know more
@@ -109,6 +103,22 @@ class PoolFetch:
             self.lookup.forget(key)
             start_task("a name that no node gives", partial(self._forget, inode.ino))
             raise
+
+    async def _try_owners(self, key: str, inode: Inode, failures: list[str]) -> bool:
+        """Fetch the object from the first owner that gives it; False if none does."""
+        for owner, lease in await self._owners(key, inode):
+            try:
+                await self._fetch_from(owner, lease, inode)
+            except NoFileError as error:
+                failures.append(str(error))
+            except PeerError as error:
+                self.peers.failed(owner.node)
+                self.counters["failed"] += 1
+                failures.append(str(error))
+            else:
+                self.peers.gave(owner.node)
+                return True
+        return False
 
     async def _forget(self, ino: int) -> None:
         """Forget the name, once the open that failed has left the inode."""

@@ -95,8 +95,12 @@ class PoolLookup:
         """Note that a name is not absent: this node has announced it."""
         self._absent.forget(key)
 
+    def forget_answer(self, key: str) -> bool:
+        """Forget the last answer about an object, and return whether there was one."""
+        return self.found.pop(key, None) is not None
+
     def forget(self, key: str) -> None:
-        """Forget an answer that has proved wrong."""
+        """Treat an object as absent for a moment: no node gives it."""
         self.found.pop(key, None)
         self._absent.note(key)
 
