@@ -370,6 +370,8 @@ class Operations(pyfuse3.Operations):
         found = self.tree.directory(inode).ino
         if self.bucket_listing is not None:
             await self.bucket_listing.show(inode)
+        if self.pool is not None:
+            await self.pool.listing.show(inode)
         return found
 
     @answering
@@ -459,6 +461,8 @@ class Operations(pyfuse3.Operations):
         found, cookie = self.tree.lookup(parent_inode, name), COOKIE_PARENT
         if self.bucket_listing is not None and found.is_dir:  # what others have in it stays
             await self.bucket_listing.show(found.ino)
+        if self.pool is not None and found.is_dir:
+            await self.pool.listing.show(found.ino)
         for _ in range(HIDDEN_MAX // HIDDEN_STEP if found.is_dir else 0):
             entries, cookie, ended = self.tree.list_entries(found.ino, cookie, 1)
             if entries or ended:

@@ -83,6 +83,20 @@ def test_names_of_directories_and_namespaces(pool: str, mount: Mount) -> None:
     assert absent(b.path / "one" / "three")
 
 
+def test_listing_shows_objects_of_both_nodes(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    (a.path / "one").mkdir()
+    names = ["100 %", "\u00fc", *map(str, range(150))]
+    for name in names:
+        (a.path / "one" / name).write_bytes(name.encode())
+    (b.path / "mine").write_bytes(b"")
+    wait_for(lambda: announced(a) == len(names), "they are announced")
+    assert sorted(os.listdir(b.path)) == ["mine", "one"]
+    assert sorted(os.listdir(b.path / "one")) == sorted(names)
+    assert all(path.read_bytes() == path.name.encode() for path in (b.path / "one").iterdir())
+    a.umount("--now")
+
+
 def test_unlinked_object_is_gone_everywhere(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x")

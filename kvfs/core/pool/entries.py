@@ -12,7 +12,7 @@ from kvfs.catalog import Dentry, Inode
 from kvfs.core.names.tree import Tree, is_name
 from kvfs.pool.index import PoolEntry
 from kvfs.s3.facts import Facts
-from kvfs.s3.keys import KEY_MAX, Keys
+from kvfs.s3.keys import KEY_MAX, Keys, unescape
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,19 @@ class PoolEntries:
         if len(folder) > KEY_MAX or self.namespaces.places.block_of(directory, name):
             folder = ""
         return self.keys.of(called), folder
+
+    def folder(self, ino: int) -> str | None:
+        """The folder that lists the names in a directory; None if there can be none."""
+        directory = self._directory(ino)
+        called = None if directory is None else self.namespaces.bucket_name(directory, b"x")
+        if called is None:
+            return None
+        found = self.keys.folder(*called[:2], called.path.rpartition(b"/")[0])
+        return found if len(found) <= KEY_MAX else None
+
+    def name_of(self, text: str) -> bytes | None:
+        """The name that a listing shows, without the slash of a directory; None for no name."""
+        return unescape(text.removesuffix("/")) or None
 
     def folder_of(self, key: str) -> tuple[str, str] | None:
         """The folder that lists a key, and its name there; None for the key of a long name."""

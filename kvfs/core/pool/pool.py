@@ -19,6 +19,7 @@ from kvfs.core.names.tree import Tree
 from kvfs.core.pool.announcer import Announcer
 from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.fetch import PoolFetch
+from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.recheck import Recheck
@@ -62,6 +63,7 @@ class Pool:
         self.entries = PoolEntries(tree)
         self.peers = Peers(index, self.lease, self._index_lost)
         self.lookup = PoolLookup(index, self.entries, self.peers)
+        self.listing = PoolListing(self.lookup)
         self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
         self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched)
 

@@ -1,0 +1,85 @@
+"""Lists a directory in the index when a program reads it, and enters the names that are new.
+
+Contract: `show` returns within WAIT and raises nothing; the rest follows in the background. One
+listing of a directory runs at a time, and none begins within AGAIN seconds of the last. A listed
+name is entered only if a live node has the object: the listings of the index may be old. STEP names
+are asked for at once, with a turn of the loop after each.
+"""
+
+import logging
+from functools import partial
+
+import trio
+
+from kvfs.core.bucket.listing.bucket_listing import some
+from kvfs.core.bucket.listing.bucket_lookup import LastSeen
+from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.shared_work import SharedWork, WorkByKey
+from kvfs.errors import KvfsError
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import PoolEntry
+
+log = logging.getLogger(__name__)
+
+WAIT = 2.0  # s that an opendir waits
+AGAIN = 5.0  # s after which a directory is listed once more
+STEP = 64  # names in one question: some 6 ms of the loop to enter them
+
+
+class PoolListing:
+    """Lists the directories of one pool."""
+
+    def __init__(self, lookup: PoolLookup) -> None:
+        self.lookup = lookup
+        self.entries = lookup.entries
+        self._listed: LastSeen[int] = LastSeen()
+        self._running: WorkByKey[int, SharedWork] = WorkByKey(
+            lambda ino, error: log.error(
+                "%s is not listed in the pool: a defect of kvfs",
+                self.entries.catalog.named(ino),
+                exc_info=error,
+            )
+        )
+
+    async def show(self, ino: int) -> None:
+        """List a directory that a program is about to read or remove."""
+        if not self.lookup.may_ask() or self._listed.age(ino) < AGAIN:
+            return
+        running = self._running.get(ino)
+        if running is None:
+            folder = self.entries.folder(ino)
+            if folder is None:
+                return
+            work = partial(self._list, ino, folder)
+            running = self._running.begin(ino, SharedWork(), work)
+        with trio.move_on_after(WAIT):
+            await running.ended.wait()
+
+    async def _list(self, ino: int, folder: str) -> None:
+        try:
+            await self._enter(ino, folder, await self.lookup.index.names(folder))
+            self._listed.note(ino)
+        except IndexDownError as error:
+            self.lookup.failed(error)
+        except KvfsError as error:
+            named = self.entries.catalog.named(ino)
+            log.error("%s is not listed in the pool, names may be missing: %s", named, error)
+
+    async def _enter(self, ino: int, folder: str, listed: list[str]) -> None:
+        """Enter names of a directory. Raises IndexDownError, CatalogError."""
+        for page in some(listed, STEP):
+            new = {
+                f"{folder}{text}": name
+                for text in page
+                if (name := self.entries.name_of(text)) is not None
+                and self.entries.catalog.lookup(ino, name) is None
+            }
+            objects = [key for key in new if not key.endswith("/")]
+            for key in new.keys() - set(objects):
+                self.entries.make_directory(ino, new[key])
+            found = await self.lookup.index.find(objects)
+            for key, entry in zip(objects, found, strict=True):
+                if isinstance(entry, PoolEntry) and await self.lookup.peers.usable(entry):
+                    self.lookup.remember(key, entry)
+                    self.entries.enter(ino, new[key], key, entry)
+            await trio.lowlevel.checkpoint()
