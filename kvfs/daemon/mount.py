@@ -179,6 +179,8 @@ class Mount:
             self.matches = match_files.MatchFiles(
                 self.directory / "match", tree, objects, self.backings, takeover=self.takeover
             )
+            if self.dispatcher.pool is not None:
+                self.matches.matching.elsewhere = self.dispatcher.pool.lookup.sizes
             self.operations = operations.Operations(
                 tree,
                 objects,

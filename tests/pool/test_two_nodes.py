@@ -5,17 +5,21 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import redis
 
-from kvfs import acl, runtime
+from kvfs import acl, matching, prefix, runtime
+from kvfs.control import request
 from kvfs.pool import nginx
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 from tests.pool.servers import free_port, server
+from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain
+from tests.semantics.test_prefixes import write as write_blocks
 
 MIB = 1 << 20
 
@@ -247,3 +251,25 @@ def test_daemon_that_takes_over_fetches_what_its_predecessor_found(pool: str, mo
         wait_for(lambda: b.status()["pool"]["index"]["up"], "a new daemon serves")
         path = f"/proc/self/fd/{held.fileno()}"
         wait_for(lambda: read(Path(path)) == b"x" * MIB, "it is fetched")
+
+
+def test_blocks_of_other_nodes_count_in_matches(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    keys = chain(200)
+    for kv in (a, b):
+        request(kv.path, "ns_create", name="blocks", settings={"prefix": "on"}, uid=0, gid=0)
+        (kv.path / "blocks" / ROOT.hex()).mkdir()
+    write_blocks(a.path / "blocks", keys)
+    write_blocks(b.path / "blocks", keys[:3])
+    wait_for(lambda: announced(a) == 200, "they are announced")
+    found = ask(b.path / "blocks", [*keys, bytes(16)])
+    assert (found.blocks, found.ram + found.nvme, found.bucket) == (200, 3 * BLOCK, 197 * BLOCK)
+    assert found.tiers[3:] == bytes([matching.BUCKET]) * 197
+    assert found.sizes == (BLOCK,) * 200
+    for before, key in pairwise([ROOT, *keys[:20]]):
+        path = b.path / "blocks" / prefix.path(before, key)
+        assert path.read_bytes() == key * (BLOCK // len(key))
+    found = ask(b.path / "blocks", keys)
+    assert (found.blocks, found.ram + found.nvme) == (200, 20 * BLOCK)
+    a.umount("--now")
+    wait_for(lambda: ask(b.path / "blocks", keys).blocks == 20, "only its own are left")

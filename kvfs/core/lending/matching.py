@@ -5,11 +5,14 @@ loop between them. The first block that is not there counts as a miss. A file th
 there. `Blocks` lacks a file that is being closed, or that the census has not reached: `answer` asks
 the catalog for it by name, some 20 us each. So an answer may be too short, but it is never too long
 for its moment. A file that is being written does not count. Raises StaleError for a directory that
-is no namespace of blocks. Not for the format of requests and answers (`kvfs.matching`). Not for
-blocks that other nodes have put into the bucket: lookups of names find these.
+is no namespace of blocks.
+
+Blocks that follow, and that other nodes of a pool have, count as those in the bucket: an open
+fetches them. Not for the format of requests and answers (`kvfs.matching`). Not for blocks that
+other nodes have put into the bucket: lookups of names find these.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import reduce
 from operator import and_
 from struct import iter_unpack
@@ -24,6 +27,7 @@ from kvfs.core.namespaces.namespace import Namespace
 from kvfs.layouts.prefix import NUMBER_MAX, file_number, number
 from kvfs.matching import MatchAnswer, MatchRequest
 from kvfs.prefix import KEY_BYTES
+from kvfs.s3.keys import Keys, ObjectName
 
 SLICE = 4096  # files, in some 0.6 ms
 NAMED_AT_ONCE = 32  # lookups of files by name in the catalog, in a step of the loop
@@ -37,6 +41,8 @@ class Matching:
         self.ledger = tree.ledger
         self.catalog = tree.catalog
         self.namespaces = tree.namespaces
+        # The sizes of objects, as long as live nodes of the pool have them: the key of each object.
+        self.elsewhere: Callable[[Sequence[str]], Awaitable[Sequence[int]]] | None = None
 
     def is_asked(self, ino: int) -> bool:
         """Whether programs can ask this directory for blocks: it is a namespace of blocks."""
@@ -53,6 +59,7 @@ class _MatchQuestion:
     def __init__(
         self, matching_: Matching, space: Namespace, blocks: Blocks, request: MatchRequest
     ) -> None:
+        self.elsewhere = matching_.elsewhere
         self.tree = matching_.tree
         self.ledger = matching_.ledger
         self.space = space
@@ -64,6 +71,8 @@ class _MatchQuestion:
     async def answer(self) -> MatchAnswer:
         request = self.request
         found = await self._answer(request)
+        if found.blocks < request.blocks and self.elsewhere is not None:
+            found = await self._with_pool(found, self.elsewhere)
         if found.blocks < request.blocks:  # the first block that is not there is a miss
             key = request.keys[KEY_BYTES * found.blocks : KEY_BYTES * (found.blocks + 1)]
             self.ledger.misses.counted(self.space, number(key))
@@ -91,6 +100,36 @@ class _MatchQuestion:
             if start + count < min(request.blocks, start + step):
                 break
         return MatchAnswer(matched, found.ram, found.nvme, found.s3, bytes(where), tuple(sizes))
+
+    async def _with_pool(
+        self, found: MatchAnswer, elsewhere: Callable[[Sequence[str]], Awaitable[Sequence[int]]]
+    ) -> MatchAnswer:
+        """The answer with the blocks that follow it on other nodes."""
+        name = self.tree.catalog.first_name(self.tree.directory(self.space.ino))
+        if name is None:
+            return found
+        keys = Keys("")
+        wanted = [
+            keys.of(ObjectName(name[1].name, self.space.settings.version, path))
+            for at in range(found.blocks, self.request.blocks)
+            for path in self._paths(at)
+        ]
+        files = await elsewhere(wanted)
+        shards = len(self.shards)
+        more = len(files) // shards
+        if not more:
+            return found
+        sizes = [sum(files[at : at + shards]) for at in range(0, more * shards, shards)]
+        found = found._replace(blocks=found.blocks + more, bucket=found.bucket + sum(sizes))
+        if self.request.flags & matching.DETAILS:
+            where = found.tiers + bytes([matching.BUCKET]) * more
+            found = found._replace(tiers=where, sizes=(*found.sizes, *sizes))
+        return found
+
+    def _paths(self, at: int) -> Iterable[bytes]:
+        """The paths of the files of a block, below the namespace."""
+        for shard in self.shards:
+            yield self._key(at - 1) + b"/" + self._key(at) + (b"." + shard if shard else b"")
 
     async def _values(self, start: int, end: int) -> list[list[int]]:
         """The values of the files of each shard, up to the first file that is not there."""

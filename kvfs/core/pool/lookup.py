@@ -8,6 +8,7 @@ QUIET seconds. Absence is believed for VALID seconds. Questions that come togeth
 
 import logging
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 
 import trio
 
@@ -23,6 +24,7 @@ log = logging.getLogger(__name__)
 QUIET = 1.0  # s without questions after one without an answer
 VALID = 0.05  # s for which absence is believed: a question costs 50 us, a program may poll
 REMEMBERED = 1 << 16  # answers
+AT_ONCE = 64  # objects in one question
 
 
 class PoolLookup:
@@ -69,6 +71,23 @@ class PoolLookup:
             self.counters["found"] += self.entries.enter(parent, name, key, entry)
         elif not (listed and self.entries.make_directory(parent, name)):
             self._absent.note(key)
+
+    async def sizes(self, keys: Sequence[str]) -> list[int]:
+        """The sizes of the first objects of these that live nodes have, up to one that none has."""
+        found: list[int] = []
+        try:
+            for start in range(0, len(keys), AT_ONCE):
+                if not self.may_ask():
+                    return found
+                some = keys[start : start + AT_ONCE]
+                for key, entry in zip(some, await self.index.find(some), strict=True):
+                    if not isinstance(entry, PoolEntry) or not await self.peers.usable(entry):
+                        return found
+                    self.remember(key, entry)
+                    found.append(entry.facts.size)
+        except IndexDownError as error:
+            self.failed(error)
+        return found
 
     def may_ask(self) -> bool:
         """Whether the index may be asked now."""
