@@ -87,6 +87,17 @@ def _of_bucket(field: str) -> Read:
     return read
 
 
+def _of_pool(*path: str) -> Read:
+    def read(status: Status) -> Samples:
+        found: Any = status.get("pool")  # an earlier daemon has none
+        if found is not None:
+            for name in path:
+                found = found[name]
+            yield (), found
+
+    return read
+
+
 def _words(what: str, words: tuple[str, ...], prefix: str = "") -> Read:
     """Read one sample for each of these words, and for others that turn up beside them."""
 
@@ -294,6 +305,14 @@ def _tier_counter(name: str, what: str, field: str | None = None) -> Metric:
 
 def _bucket_gauge(name: str, what: str, field: str | None = None) -> Metric:
     return _gauge(f"bucket_{name}", what, _of_bucket(field or name))
+
+
+def _pool_gauge(name: str, what: str, *path: str) -> Metric:
+    return _gauge(f"pool_{name}", what, _of_pool(*path))
+
+
+def _pool_counter(name: str, what: str, field: str) -> Metric:
+    return _counter(f"pool_{name}", what, _of_pool("counters", field))
 
 
 def _bucket_counter(name: str, what: str, field: str | None = None) -> Metric:
@@ -581,6 +600,36 @@ METRICS = (
     ),
     _bucket_counter(
         "objects_warmed", "Objects downloaded from the bucket for kvfs warm.", "warmed"
+    ),
+    # The pool
+    _pool_gauge("index_up", "Whether the index of the pool answers (1) or not (0).", "index", "up"),
+    _pool_gauge("serving", "Whether other nodes can read from this node (1) or not (0).", "serves"),
+    _pool_gauge("objects", "Objects of this node that the index of the pool has.", "objects"),
+    _pool_gauge("bytes", "Bytes of the objects of this node in the pool.", "bytes"),
+    _pool_gauge(
+        "lag_seconds", "Age of the oldest change that the index of the pool lacks.", "lag_s"
+    ),
+    _pool_counter("lookups", "Lookups of names in the index of the pool.", "lookups"),
+    _pool_counter("objects_found", "Objects of other nodes that lookups found.", "found"),
+    _pool_counter(
+        "lookups_saved", "Lookups answered by the memory of an absent name.", "absent_cached"
+    ),
+    _pool_counter("announcements", "Announcements of objects in the pool.", "announced"),
+    _pool_counter(
+        "withdrawals", "Objects that this node dropped, and other nodes may keep.", "withdrawn"
+    ),
+    _pool_counter(
+        "unlinks", "Objects that this node unlinked or replaced for all nodes.", "unlinked"
+    ),
+    _pool_counter("index_failures", "Lookups that the index did not answer.", "failures"),
+    _pool_counter("fetches", "Objects fetched from other nodes.", "fetched"),
+    _pool_counter("fetch_bytes", "Bytes of the objects fetched from other nodes.", "fetched_bytes"),
+    _pool_counter("fetch_failures", "Requests to other nodes that failed.", "failed"),
+    _pool_counter(
+        "objects_in_conflict", "Objects whose name another node announced first.", "conflicts"
+    ),
+    _pool_counter(
+        "objects_stale", "Objects that another node unlinked or replaced in the pool.", "stale"
     ),
     # Namespaces
     _space_gauge("bytes", "Physical bytes of the namespace's objects, each counted once."),

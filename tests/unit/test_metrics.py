@@ -36,6 +36,12 @@ DASHBOARD = json.loads((OBSERVE / "kvfs.grafana.json").read_text())
 LEFT = (*(f"dropped_{reason}" for reason in families.REASONS), "spilled")
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
+POOL_COUNTERS = (
+    *("lookups", "found", "absent_cached", "failures"),
+    *("fetched", "fetched_bytes", "failed"),
+    *("announced", "withdrawn", "unlinked", "conflicts", "stale"),
+)
+
 
 def numbers() -> Iterator[int]:
     """Never the same twice."""
@@ -94,6 +100,13 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
         "dropped": [],
         "models": [{"engine": "e", "model": "secret", "objects": 1, "bytes": 1}],
         "hot": [{"path": "secret", "opens": 1}],
+        "pool": {
+            "place": "redis://secret/kv",
+            "index": {"up": True, "why": "a secret"},
+            "serves": True,
+            **counted(("objects", "bytes", "lag_s")),
+            "counters": counted(POOL_COUNTERS),
+        },
         "options": {"s3_profile": "secret"},
     }
 

@@ -56,7 +56,7 @@ class PoolFetch:
         self.peers = lookup.peers
         self.entries = lookup.entries
         self.wait = 2.0
-        self.counters = Counter({"fetched": 0, "fetched_bytes": 0, "failed": 0, "wrong": 0})
+        self.counters = Counter({"fetched": 0, "fetched_bytes": 0, "failed": 0})
         self.fetched: dict[int, int] = {}  # versions of inodes that came from the pool
         self._tls = "" if tls is None else str(tls)
         self._jobs = jobs
