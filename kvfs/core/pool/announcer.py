@@ -16,7 +16,7 @@ data, all objects are announced again, the newest first, STEP in each turn of th
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -83,6 +83,7 @@ class Announcer:
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
         self._told: dict[int, _Told] = {}
+        self._in_turn: set[int] = set()  # objects whose state the index is being told
         self._withdrawn: set[int] = set()
         self._digesting: set[int] = set()
         self._listed: set[str] = set()  # folders whose way from the top is in the listings
@@ -104,7 +105,8 @@ class Announcer:
         if not inode.is_file:
             return
         ino = inode.ino
-        if ino not in self._told and (inode.in_pool or ino in self.announced):
+        known_there = inode.in_pool or ino in self.announced or ino in self._in_turn
+        if known_there and ino not in self._told:
             known = self.ledger.catalog.inode(ino)
             key = None if known is None else self.entries.key(known)
             if known is not None and key is not None:
@@ -114,7 +116,7 @@ class Announcer:
 
     def withdrawn(self, ino: int) -> None:
         """Learn that kvfs itself drops an object."""
-        if ino in self._told or ino in self.announced:
+        if ino in self._told or ino in self.announced or ino in self._in_turn:
             self._withdrawn.add(ino)
 
     def announce(self, ino: int) -> None:
@@ -170,22 +172,40 @@ class Announcer:
                 self._wake.set()
                 await trio.sleep(REBUILD_PAUSE)
 
-    async def _turn(self, inos: Iterable[int]) -> None:
+    async def _turn(self, inos: Sequence[int]) -> None:
         """Tell the index of some objects. Raises IndexDownError; then they are told again."""
+        told = {ino: self._told.pop(ino) for ino in inos if ino in self._told}
+        dropped = self._withdrawn & told.keys()
+        self._withdrawn -= dropped
+        self._in_turn.update(inos)
+        try:
+            await self._tell(inos, told, dropped)
+        except IndexDownError:
+            self._told.update(told)  # the index knows these, and none of the later states
+            self._withdrawn |= dropped
+            raise
+        finally:
+            self._in_turn.clear()
+
+    async def _tell(
+        self, inos: Iterable[int], told: Mapping[int, _Told], dropped: Collection[int]
+    ) -> None:
+        """Take back what is not true any more, and then announce what is.
+
+        told: the announced states before the changes. dropped: those that kvfs itself dropped.
+        """
         gone: list[tuple[str, bytes]] = []
         left: list[str] = []
         new: list[tuple[int, Announcement]] = []
-        told: dict[int, _Told] = {}
         for ino in inos:
             inode = self.ledger.table.inode(ino)
             if inode is None:
                 self.fetched.pop(ino, None)
             wanted = None if inode is None else self._wanted(inode)
-            if (before := self._told.get(ino)) is not None:
-                told[ino] = before
+            if (before := told.get(ino)) is not None:
                 same = inode is not None and (inode.version, inode.digest) == before[1:]
                 stays = same and inode is not None and self.entries.key(inode) == before.key
-                if not stays and ino not in self._withdrawn:
+                if not stays and ino not in dropped:
                     gone.append((before.key, before.digest))
                 elif not (stays and wanted is not None) and ino in self.announced:
                     left.append(before.key)
@@ -193,10 +213,7 @@ class Announcer:
                 new.append((ino, wanted))
         await self.index.unlink(gone)
         await self._unlist(left, await self.index.withdraw(self.peers.me().node, left))
-        for ino, before in told.items():
-            if self._told.get(ino) == before:
-                del self._told[ino]
-            self._withdrawn.discard(ino)
+        for ino in told:
             self.announced.discard(ino)
             self._sizes.pop(ino, None)
         self.counters["unlinked"] += len(gone)
