@@ -142,10 +142,12 @@ class Index:
 
     # Questions
 
-    async def find(self, keys: Sequence[str]) -> list[PoolEntry | GoneEntry | None]:
+    async def find(
+        self, keys: Sequence[str], *, patience: float = PATIENCE
+    ) -> list[PoolEntry | GoneEntry | None]:
         """Return the entries of these objects."""
         named = [self._object(key) for key in keys]
-        replies = await self._ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
+        replies = await self._ask([(name, ("HGETALL", name)) for name in named], patience)
         return [read_entry(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
     async def look(self, key: str, folder: str) -> tuple[PoolEntry | GoneEntry | None, bool]:

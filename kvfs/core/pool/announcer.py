@@ -31,7 +31,7 @@ from kvfs.core.shared_work import start_task
 from kvfs.errors import KvfsError
 from kvfs.movement.movers import MoverPool, SourceChangedError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import Announcement, Owner, PoolEntry
+from kvfs.pool.index import LONG, Announcement, Owner, PoolEntry
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -276,7 +276,7 @@ class Announcer:
 
     async def _replace_dead(self, ino: int, wanted: Announcement) -> bool:
         """Free a name that only nodes without a lease have; True if that was so."""
-        (entry,) = await self.index.find([wanted.key])
+        (entry,) = await self.index.find([wanted.key], patience=LONG)
         if not isinstance(entry, PoolEntry) or await self.peers.alive(entry):
             return False
         # A node that seems dead may only lack its lease for a moment, and keeps its object.

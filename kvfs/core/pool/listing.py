@@ -77,7 +77,7 @@ class PoolListing:
             objects = [key for key in new if not key.endswith("/")]
             for key in new.keys() - set(objects):
                 self.entries.make_directory(ino, new[key])
-            found = await self.lookup.index.find(objects)
+            found = await self.lookup.index.find(objects, patience=WAIT)
             for key, entry in zip(objects, found, strict=True):
                 if isinstance(entry, PoolEntry) and await self.lookup.peers.usable(entry):
                     self.lookup.remember(key, entry)

@@ -13,7 +13,7 @@ from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.announcer import Announcer
 from kvfs.core.shared_work import start_task
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import GoneEntry
+from kvfs.pool.index import LONG, GoneEntry
 
 RECHECK = 1.0  # s for which the index is believed about an object that is here
 BEHIND = 64  # questions under way
@@ -44,7 +44,7 @@ class Recheck:
             key = None if inode is None else self.announcer.entries.key(inode)
             if key is None:
                 return
-            (entry,) = await self.announcer.index.find([key])
+            (entry,) = await self.announcer.index.find([key], patience=LONG)
             if entry is None:
                 self.announcer.announce(ino)
             elif isinstance(entry, GoneEntry):
