@@ -37,7 +37,7 @@ GROUPS = {
         "export",
         "connect",
     ),
-    "Looking": ("status", "top", "stat", "du", "match", "bench", "profile"),
+    "Looking": ("status", "top", "stat", "du", "match", "pool", "bench", "profile"),
     "Objects and namespaces": ("ns", "pin", "warm", "evict", "import", "flush"),
     "Check and repair": ("doctor", "fsck", "gc"),
     "Sizing": ("simulate", "replay"),

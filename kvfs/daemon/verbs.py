@@ -111,6 +111,12 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
             "place": str(uploader.bucket.place),
         }
 
+    async def pool() -> dict[str, Any]:
+        """Describe the pool: this node's part, and all nodes that the index knows."""
+        if mount.dispatcher.pool is None:
+            raise ConfigError(f"{mount.config.mountpoint} has no pool: mount it with pool=")
+        return await mount.dispatcher.pool.describe()
+
     async def import_(paths: list[str], again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 (arguments come by name)
         """Begin to give the bucket's objects below these paths names on this mount."""
         return await bucketed(mount.dispatcher.importing).start(paths, again=again)
@@ -186,6 +192,7 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
         "set": change,
         "write_back": write_back,
         "flush": flush,
+        "pool": pool,
         "import": import_,
         "imported": imported,
         "warm": warm,

@@ -26,6 +26,7 @@ ASKED = (  # by all commands that ask a mount, {at}: its mount point
     "upgrade {at}",
     "top --once {at}",
     "flush {at}",
+    "pool {at}",
     "import {at}",
     "bench {at}",
     "export {at}",
@@ -139,7 +140,14 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
         CALLER,
         "has no bucket.*s3=|no bucket; --drop|no bucket; mount",
         (
-            *("flush {kv}", "flush {kv} --wait", "import {kv}", "gc {kv}", "fsck {kv} --bucket"),
+            *(
+                "pool {kv}",
+                "flush {kv}",
+                "flush {kv} --wait",
+                "import {kv}",
+                "gc {kv}",
+                "fsck {kv} --bucket",
+            ),
             "evict {kv} --to s3",
         ),
     ),

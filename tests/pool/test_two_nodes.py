@@ -1,6 +1,8 @@
 """Two mounts of one pool: an object that one of them sealed is read at the other."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -77,6 +79,24 @@ def absent(path: Path) -> bool:
     except FileNotFoundError:
         return True
     return False
+
+
+def test_nodes_of_the_pool_are_shown(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+
+    def shown() -> str:
+        return subprocess.run(
+            [*KVFS, "pool", b.path], check=True, capture_output=True, text=True
+        ).stdout
+
+    wait_for(lambda: re.search(r"/a +127.0.0.1:\d+ +live +1 +1.0 MiB", shown()), "a has it")
+    assert re.search(r"/b \(this\) +127.0.0.1:\d+ +live +0 +0 B", shown())
+    a.umount("--now")
+    wait_for(lambda: "/a " not in shown(), "it has left")
+    done = subprocess.run([*KVFS, "pool", "--json", b.path], capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    assert [one["mountpoint"] for one in found["nodes"]] == [str(b.path)]
 
 
 def test_names_of_directories_and_namespaces(pool: str, mount: Mount) -> None:

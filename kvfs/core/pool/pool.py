@@ -6,8 +6,9 @@ then, and `why` says so.
 """
 
 import logging
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import trio
@@ -26,6 +27,7 @@ from kvfs.core.pool.recheck import Recheck
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool import nginx
+from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import Index, Lease
 from kvfs.pool.member import Membership
 from kvfs.pool.nginx import Nginx, Served
@@ -163,6 +165,26 @@ class Pool:
     def ttl_remaining(self, inode: Inode, most: float) -> float:
         """The seconds that the kernel may keep the facts of an inode."""
         return min(most, VALID) if inode.is_file else most
+
+    async def describe(self) -> dict[str, Any]:
+        """The state, with the nodes of the pool; without other nodes if the index is down."""
+        index, found = self.lookup.index, dict(self.status())
+        try:
+            seen = await index.nodes()
+            leases = await index.leases(list(seen))
+        except IndexDownError as error:
+            found["nodes"], found["index"] = [], {"up": False, "why": str(error)}
+            return found
+        now = time.time()
+        found["nodes"] = [
+            {
+                **asdict(lease or Lease(node, "", "")),
+                "live": lease is not None,
+                "seen_s": max(0.0, now - at),
+            }
+            for (node, at), lease in zip(seen.items(), leases, strict=True)
+        ]
+        return found
 
     def status(self) -> Mapping[str, Any]:
         """The state, for `kvfs status`."""

@@ -1,0 +1,57 @@
+"""`kvfs pool`: the nodes of a pool, and this node's part in it."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import RenderableType
+
+from kvfs.cli import give, human, json_option, kvfs_mount, mounted_argument
+from kvfs.cli.screen import duration, pairs, screen, table
+from kvfs.control import request
+
+COLUMNS = ("node", "reads from it at", "state", "objects", "bytes", "announced after")
+LEFT = {"node", "reads from it at", "state"}
+
+
+@click.command
+@mounted_argument
+@json_option
+def command(mountpoint: Path, *, as_json: bool) -> None:
+    """Show the nodes of the pool, and the state of its index.
+
+    The mount needs the option pool.
+    """
+    kvfs_mount(mountpoint)
+    give(request(mountpoint, "pool"), _show, as_json=as_json)
+
+
+def _show(found: dict[str, Any]) -> None:
+    screen().print(*shown(found))
+
+
+def shown(found: dict[str, Any]) -> list[RenderableType]:
+    """Return this node's part, and a row for each node."""
+    index, counters = found["index"], found["counters"]
+    own = [
+        ("pool", found["place"]),
+        ("index", "answers" if index["up"] else f"down: {index['why']}"),
+        ("serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"),
+        ("announced", f"{found['objects']} objects, {human(found['bytes'])}"),
+        ("waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"),
+        ("fetched", f"{counters['fetched']} objects, {human(counters['fetched_bytes'])}"),
+        ("failed requests", str(counters["failed"])),
+        ("conflicts", str(counters["conflicts"])),
+    ]
+    rows = [
+        (
+            f"{one['host']}:{one['mountpoint']}{' (this)' if one['node'] == found['node'] else ''}",
+            one["address"] or "nowhere",
+            "live" if one["live"] else f"gone for {duration(one['seen_s'])}",
+            str(one["objects"]),
+            human(one["bytes"]),
+            f"{one['lag_s']:.1f} s",
+        )
+        for one in found["nodes"]
+    ]
+    return [pairs(own), table(COLUMNS, rows, left=LEFT)]
