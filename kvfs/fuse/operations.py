@@ -490,13 +490,20 @@ class Operations(pyfuse3.Operations):
             await self._show_below(parent_inode_new, name_new)
         below = await self.renames.amounts_below(move)
         await self.objects.quota.take_in(partial(self.renames.arrivals, move, below))
-        self.renames.rename(*move)
+        if self.pool is None:
+            self.renames.rename(*move)
+        else:
+            with self.pool.following(move[:2], move[2:4] if flags == RENAME_EXCHANGE else None):
+                self.renames.rename(*move)
 
     async def _show_below(self, parent: int, name: bytes) -> None:
         """Make names of other nodes below a directory known, so that they move with it.
 
-        Raises OtherNamespaceError.
+        Fetch an object that only other nodes of the pool have: its new name needs its bytes. Raises
+        OtherNamespaceError, NotFoundError.
         """
+        if self.pool is not None and (there := self.tree.lookup(parent, name)).in_pool:
+            await self.pool.fetcher.fetch(there)
         if self.bucket_listing is None:
             return
         found = self.tree.lookup(parent, name)

@@ -139,6 +139,24 @@ def test_rewritten_object_has_its_new_bytes(pool: str, mount: Mount) -> None:
     wait_for(lambda: read(b.path / "block") == b"new", "the other node gets the new bytes")
 
 
+def test_renamed_directory_takes_its_objects_along(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    (a.path / "old" / "below").mkdir(parents=True)
+    write(a, "old/below/block", b"x")
+    assert not absent(b.path / "old")
+    (a.path / "old").rename(a.path / "new")
+    wait_for(lambda: read(b.path / "new" / "below" / "block") == b"x", "it has its new name")
+    assert absent(b.path / "old" / "below" / "block")
+
+
+def test_remote_object_is_fetched_before_its_rename(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x")
+    (b.path / "block").rename(b.path / "other")
+    wait_for(lambda: absent(a.path / "block"), "the old name is gone everywhere")
+    wait_for(lambda: read(a.path / "other") == b"x", "the new name is there")
+
+
 def test_evicted_object_stays_with_the_other(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)

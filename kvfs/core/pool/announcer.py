@@ -21,6 +21,7 @@ from functools import partial
 from typing import NamedTuple
 
 import trio
+import trio.lowlevel
 
 from kvfs.catalog import Inode
 from kvfs.core.ledger.ledger import Ledger
@@ -32,6 +33,7 @@ from kvfs.errors import KvfsError
 from kvfs.movement.movers import MoverPool, SourceChangedError
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import LONG, Announcement, Owner, PoolEntry
+from kvfs.s3.keys import escape
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -105,8 +107,8 @@ class Announcer:
         if not inode.is_file:
             return
         ino = inode.ino
-        known_there = inode.in_pool or ino in self.announced or ino in self._in_turn
-        if known_there and ino not in self._told:
+        ours = ino in self.announced or ino in self._in_turn
+        if (ours or inode.in_pool or ino in self.fetched) and ino not in self._told:
             known = self.ledger.catalog.inode(ino)
             key = None if known is None else self.entries.key(known)
             if known is not None and key is not None:
@@ -119,8 +121,30 @@ class Announcer:
         if ino in self._told or ino in self.announced or ino in self._in_turn:
             self._withdrawn.add(ino)
 
+    def moved(self, directory: int, folder: str) -> None:
+        """Learn that a directory whose names `folder` listed has another path."""
+        start_task("the new names of a directory", partial(self._follow, directory, folder))
+
+    async def _follow(self, directory: int, folder: str) -> None:
+        """Note all announced objects below a directory as changed, with their keys of before."""
+        catalog, waiting = self.ledger.catalog, [(directory, folder)]
+        while waiting:
+            at, before = waiting.pop()
+            cookie = 0
+            while entries := catalog.entries_after(at, cookie, STEP):
+                cookie = entries[-1].cookie
+                for entry in entries:
+                    inode, name = self.ledger.table.inode(entry.ino), escape(entry.name)
+                    if inode is not None and inode.is_dir:
+                        waiting.append((inode.ino, f"{before}{name}/"))
+                    elif inode is not None and inode.ino in self.announced:
+                        told = _Told(f"{before}{name}", inode.version, inode.digest)
+                        self._told.setdefault(inode.ino, told)
+                        self.announce(inode.ino)
+                await trio.lowlevel.checkpoint()
+
     def announce(self, ino: int) -> None:
-        """Announce an object again: the index does not have it."""
+        """Tell the index of an object again."""
         self._changed.setdefault(ino, trio.current_time())
         self._wake.set()
 

@@ -7,7 +7,8 @@ then, and `why` says so.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -156,6 +157,21 @@ class Pool:
             await self.lookup.find(parent, name)
         elif (inode := self.ledger.table.inode(entry.ino)) is not None:
             self.recheck.look(inode)
+
+    @contextmanager
+    def following(self, *names: tuple[int, bytes] | None) -> Iterator[None]:
+        """Announce the objects below directories with these names anew, after their rename."""
+        found = (self.ledger.catalog.lookup(*name) for name in names if name is not None)
+        inodes = (self.ledger.table.inode(entry.ino) for entry in found if entry is not None)
+        folders = {
+            inode.ino: folder
+            for inode in inodes
+            if inode is not None and inode.is_dir
+            if (folder := self.entries.folder(inode.ino)) is not None
+        }
+        yield
+        for ino, folder in folders.items():
+            self.announcer.moved(ino, folder)
 
     def forgotten(self, ino: int) -> None:
         """Forget a remote object that the kernel has forgotten."""
