@@ -1,0 +1,212 @@
+"""Two mounts of one pool: cold opens and reads of the other's objects, and their announcement.
+
+    .venv/bin/python -m scripts.bench.pool_mounts --json pool.json
+
+All is on loopback; both mounts have RAM only. Beside each kind is its limit in the same run: one
+PING of the index and one GET by http.client for an open, sendfile(2) to a loop of recv_into for a
+read, a match of blocks that are here. Each object is opened once. Needs nginx and redis-server.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+import redis
+
+from kvfs import matching, prefix
+from kvfs.control import request
+from scripts.bench.measure import percentile, size_name
+from scripts.bench.mounted import Mounted
+from scripts.bench.pool import Bench, free_port, servers
+from scripts.bench.report import Report, number
+
+SMALL = (4 << 10, 32 << 10, 128 << 10)
+LARGE = (8 << 20, 32 << 20)
+BLOCKS, BLOCK = 200, 4096
+ROOT = prefix.root_key("bench")
+CLOSES = 50
+CHUNK = 4 << 20
+
+
+@contextlib.contextmanager
+def nodes(folder: Path, index: int) -> Iterator[tuple[Mounted, Mounted]]:
+    """Two nodes of a pool."""
+    with contextlib.ExitStack() as stack:
+        made = []
+        for name in "ab":
+            path = folder / name
+            path.mkdir()
+            where = f"redis://127.0.0.1:{index}/bench"
+            options = f"ram=4G,pool={where},pool_address=127.0.0.1:{free_port()},log={path}.log"
+            one = Mounted(path, options)
+            one.mount()
+            stack.callback(one.umount, now=True)
+            made.append(one)
+        yield made[0], made[1]
+
+
+def announced(node: Mounted) -> int:
+    """Objects of a node that the index has."""
+    found: int = request(node.path, "status")["pool"]["objects"]
+    return found
+
+
+def write(node: Mounted, names: list[str], data: bytes) -> None:
+    """Write files, and wait until all are announced."""
+    before = announced(node)
+    for name in names:
+        (node.path / name).write_bytes(data)
+    while announced(node) < before + len(names):
+        time.sleep(0.01)
+
+
+def timed(call: Callable[[], None]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def read(path: Path, buffer: memoryview) -> None:
+    """Read a file to its end."""
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def opened(path: Path) -> None:
+    """Open a file, and close it."""
+    os.close(os.open(path, os.O_RDONLY))
+
+
+def small(a: Mounted, b: Mounted, bench: Bench, index: redis.Redis, count: int) -> list[str]:
+    """Cold opens of one size, in turns with PING and GET."""
+    names = [f"{bench.size}-{number_}" for number_ in range(count)]
+    write(a, names, os.urandom(bench.size))
+
+    def limit() -> None:
+        index.ping()
+        bench.get()
+
+    limits, opens = [], []
+    for name in names:
+        limits.append(timed(limit))
+        opens.append(timed(lambda name=name: opened(b.path / name)))  # type: ignore[misc]
+    shown = [percentile(limits, 0.5), percentile(opens, 0.5), percentile(opens, 0.99)]
+    return [
+        size_name(bench.size),
+        *(number(seconds * 1e6) for seconds in shown),
+        number(shown[1] / shown[0]),
+    ]
+
+
+def large(a: Mounted, b: Mounted, bench: Bench, count: int) -> list[str]:
+    """Cold reads of one size, in turns with sendfile(2) and recv_into."""
+    names = [f"{bench.size}-{number_}" for number_ in range(count)]
+    write(a, names, os.urandom(bench.size))
+    buffer = memoryview(bytearray(CHUNK))
+    limits, to_file, reads = [], [], []
+    for name in names:
+        limits.append(timed(bench.received))
+        to_file.append(timed(bench.received_to_file))
+        reads.append(timed(lambda name=name: read(b.path / name, buffer)))  # type: ignore[misc]
+    rates = [bench.size / percentile(one, 0.5) / (1 << 30) for one in (limits, to_file, reads)]
+    ratios = [rates[2] / rates[0], rates[2] / rates[1]]
+    return [size_name(bench.size), *map(number, (*rates, *ratios))]
+
+
+def closes(a: Mounted, b: Mounted) -> list[str]:
+    """The time from a close of 8 MiB to the first open at the other node that finds it."""
+    data, spent = os.urandom(8 << 20), []
+    for number_ in range(CLOSES):
+        (a.path / f"close-{number_}").write_bytes(data)
+        began = time.perf_counter()
+        while True:
+            try:
+                opened(b.path / f"close-{number_}")
+                break
+            except FileNotFoundError:
+                time.sleep(0.002)
+        spent.append(time.perf_counter() - began)
+    return [number(percentile(spent, share) * 1e3) for share in (0.5, 0.99)]
+
+
+def matches(a: Mounted, b: Mounted) -> list[str]:
+    """A match of a prompt that is here, and of one that only the other node has."""
+    keys = prefix.block_keys(ROOT, list(range(BLOCKS)), 1)
+    for node in (a, b):
+        request(node.path, "ns_create", name="m", settings={"prefix": "on"}, uid=0, gid=0)
+        (node.path / "m" / ROOT.hex()).mkdir()
+    before = announced(a)
+    for above, key in pairwise([ROOT, *keys]):
+        path = a.path / "m" / prefix.path(above, key)
+        unfinished = path.with_name(f"{path.name}.0x.tmp")
+        unfinished.write_bytes(key * (BLOCK // len(key)))
+        unfinished.rename(path)
+    while announced(a) < before + BLOCKS:
+        time.sleep(0.01)
+    found = []
+    for node in (a, b):
+        descriptor = os.open(node.path / "m" / ".match", os.O_RDWR)
+        spent = []
+        for _ in range(50):
+            began = time.perf_counter()
+            os.pwrite(descriptor, matching.pack_request(ROOT, keys), 0)
+            answer = matching.unpack_answer(os.pread(descriptor, 1 << 16, 0))
+            spent.append(time.perf_counter() - began)
+            if answer.blocks != BLOCKS:
+                raise click.ClickException(f"a match has {answer.blocks} of {BLOCKS} blocks")
+        os.close(descriptor)
+        found.append(percentile(spent, 0.5) * 1e3)
+    return [number(one) for one in (*found, found[1] - found[0])]
+
+
+@click.command(help=__doc__)
+@click.option("--count", default=200, show_default=True, help="small objects of each size")
+@click.option("--json", "output", type=click.Path(path_type=Path))
+def main(count: int, output: Path | None) -> None:
+    """Measure all."""
+    report = Report("pool_mounts", count=count)
+    with TemporaryDirectory(dir="/dev/shm") as name, TemporaryDirectory() as mounts:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "objects" / "00").mkdir(parents=True)
+        with servers(folder) as (nginx, raw, port), nodes(Path(mounts), port) as (a, b):
+            index = redis.Redis(port=port)
+
+            def of(size: int) -> "contextlib.closing[Bench]":
+                return contextlib.closing(Bench(folder, nginx, raw, size))
+
+            opens, reads = [], []
+            for size in SMALL:
+                with of(size) as bench:
+                    opens.append(small(a, b, bench, index, count))
+            for size in LARGE:
+                with of(size) as bench:
+                    reads.append(large(a, b, bench, max(4, count // 10)))
+            late, matched = closes(a, b), matches(a, b)
+    report.document.update(opens=opens, reads=reads, closes=late, matches=matched)
+    report.table(
+        "Cold opens of another node's objects, us",
+        ["size", "PING + GET p50", "open p50", "open p99", "times the limit"],
+        opens,
+    )
+    report.table(
+        "Cold reads of another node's objects, GiB/s by the median",
+        ["size", "raw", "raw to file", "open and read", "/ raw", "/ raw to file"],
+        reads,
+    )
+    report.table("From close to open at the other node, ms", ["p50", "p99"], [late])
+    report.table(
+        "A match of 200 blocks, ms", ["here", "at the other node", "difference"], [matched]
+    )
+    report.write(output)
+
+
+if __name__ == "__main__":
+    main()
