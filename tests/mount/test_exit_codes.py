@@ -136,18 +136,12 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "profile {tmp}/trace --limit -5",
         ),
     ),
+    "no pool": (CALLER, "has no pool: mount it with pool=", ("pool {kv}",)),
     "no bucket": (
         CALLER,
         "has no bucket.*s3=|no bucket; --drop|no bucket; mount",
         (
-            *(
-                "pool {kv}",
-                "flush {kv}",
-                "flush {kv} --wait",
-                "import {kv}",
-                "gc {kv}",
-                "fsck {kv} --bucket",
-            ),
+            *("flush {kv}", "flush {kv} --wait", "import {kv}", "gc {kv}", "fsck {kv} --bucket"),
             "evict {kv} --to s3",
         ),
     ),

@@ -121,7 +121,7 @@ def test_connection_is_kept_and_made_anew(node: Node) -> None:
 def test_missing_file_is_the_fault_of_the_peer_and_keeps_no_file(node: Node) -> None:
     wanted = node.put("1f.1", b"bytes")
     (node.root / "1f" / "1f.1").unlink()
-    expect_refused(wanted, "status 404")
+    expect_refused(wanted, "the file is not there any more")
     node.put("1f.1", b"byte")
     expect_refused(wanted, "status 200 with 4, expected 200 with 5")
 
