@@ -134,7 +134,7 @@ def test_rewritten_object_has_its_new_bytes(pool: str, mount: Mount) -> None:
     write(a, "block", b"x")
     assert (b.path / "block").read_bytes() == b"x"
     (a.path / "block").write_bytes(b"new")
-    wait_for(lambda: a.status()["pool"]["counters"]["unlinked"] == 1, "the old one is unlinked")
+    wait_for(lambda: a.status()["pool"]["counters"]["unlinked"] > 0, "the old one is unlinked")
     wait_for(lambda: announced(a) == 1, "the new one is announced")
     wait_for(lambda: read(b.path / "block") == b"new", "the other node gets the new bytes")
 

@@ -87,7 +87,7 @@ class Announcer:
         self._told: dict[int, _Told] = {}
         self._in_turn: set[int] = set()  # objects whose state the index is being told
         self._withdrawn: set[int] = set()
-        self._digesting: set[int] = set()
+        self._digesting: set[tuple[int, int]] = set()  # inode and version
         self._listed: set[str] = set()  # folders whose way from the top is in the listings
         self._wake = trio.Event()
         self._rebuild = False
@@ -342,9 +342,9 @@ class Announcer:
     # Digests
 
     def _begin_digest(self, inode: Inode, tier: Tier) -> None:
-        if inode.ino in self._digesting:
+        if (inode.ino, inode.version) in self._digesting:
             return
-        self._digesting.add(inode.ino)
+        self._digesting.add((inode.ino, inode.version))
         start_task("a digest for the pool", partial(self._digest, inode.copy(), tier))
 
     async def _digest(self, inode: Inode, tier: Tier) -> None:
@@ -381,7 +381,7 @@ class Announcer:
         except KvfsError as error:
             log.warning("%s is not in the pool: %s", self.ledger.catalog.named(ino), error)
         finally:
-            self._digesting.discard(ino)
+            self._digesting.discard((ino, version))
 
     def _has_version(self, ino: int, version: int) -> bool:
         now = self.ledger.table.inode(ino)
