@@ -160,15 +160,18 @@ class Pool:
 
     @contextmanager
     def following(self, *names: tuple[int, bytes] | None) -> Iterator[None]:
-        """Announce the objects below directories with these names anew, after their rename."""
+        """Announce the objects with these names, or below them, anew after their rename.
+
+        A rename within a directory changes no record of an inode.
+        """
         found = (self.ledger.catalog.lookup(*name) for name in names if name is not None)
         inodes = (self.ledger.table.inode(entry.ino) for entry in found if entry is not None)
-        folders = {
-            inode.ino: folder
-            for inode in inodes
-            if inode is not None and inode.is_dir
-            if (folder := self.entries.folder(inode.ino)) is not None
-        }
+        folders: dict[int, str] = {}
+        for inode in inodes:
+            if inode is not None and inode.is_file:
+                self.announcer.changing(inode)
+            elif inode is not None and (folder := self.entries.folder(inode.ino)) is not None:
+                folders[inode.ino] = folder
         yield
         for ino, folder in folders.items():
             self.announcer.moved(ino, folder)
