@@ -184,6 +184,7 @@ class Announcer:
         """Note all objects as changed, the newest first."""
         self.announced.clear()
         self._sizes.clear()
+        self.bytes = 0
         self._listed.clear()
         inos, at, catalog = array("Q"), 0, self.ledger.catalog
         while found := catalog.inodes_after(at, STEP):
@@ -239,7 +240,7 @@ class Announcer:
         await self._unlist(left, await self.index.withdraw(self.peers.me().node, left))
         for ino in told:
             self.announced.discard(ino)
-            self._sizes.pop(ino, None)
+            self.bytes -= self._sizes.pop(ino, 0)
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(new)
@@ -286,6 +287,7 @@ class Announcer:
             if answer == "here":
                 self.announced.add(ino)
                 self.lookup.is_there(wanted.key)
+                self.bytes += wanted.facts.size - self._sizes.get(ino, 0)
                 self._sizes[ino] = wanted.facts.size
                 self.counters["announced"] += 1
                 names += self._way(wanted.key)
@@ -295,7 +297,6 @@ class Announcer:
                 self.counters["conflicts"] += 1
                 named = self.ledger.catalog.named(ino)
                 log.info("%s is not in the pool: another object has its name there", named)
-        self.bytes = sum(self._sizes.values())
         await self.index.list_names(names)
 
     async def _replace_dead(self, ino: int, wanted: Announcement) -> bool:
