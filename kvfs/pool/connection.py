@@ -71,6 +71,8 @@ class Connection:
         with trio.move_on_after(patience):
             await call.ended.wait()
         if not call.ended.is_set():
+            await trio.lowlevel.checkpoint()  # if the loop was late, the answer is here by now
+        if not call.ended.is_set():
             call.ended.set()  # if it still waits, it is not sent
             raise IndexDownError(f"{self}: no answer within {patience * 1000:.0f} ms")
         if call.failed:

@@ -18,7 +18,7 @@ trust the index: a mover compares all bytes of an object with its digest.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -33,11 +33,14 @@ from kvfs.s3.store import Head
 FORMAT = 1
 LEASE_S = 10  # s that a lease lives
 GONE_S = 3600  # s for which the index knows that an object was unlinked or replaced
-PATIENCE = 0.02  # s for a question of an operation
+# s for a question of an operation. An answer takes 0.2 ms, on a machine with four times more tasks
+# than processors 30 ms. An early end is a miss, and computing a block takes longer than this.
+PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
 
 _NODE = re.compile(r"[0-9a-f-]{36}")
+_SIZE = re.compile(rb"0|[1-9][0-9]{0,17}")
 _OWNER = re.compile(r"([0-9a-f]{16}) (ram|nvme) ([0-9a-f]{1,16}\.[0-9a-f]{1,16})")
 
 # The digest that was announced first stands, unless it was unlinked or only dead nodes have it.
@@ -95,6 +98,13 @@ class PoolEntry:
     owners: tuple[Owner, ...] = ()
 
 
+class Held(NamedTuple):
+    """What a match needs of an object: its size in bytes, and the nodes that have it."""
+
+    size: int
+    owners: tuple[Owner, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class GoneEntry:
     """An object with this digest was unlinked or replaced, for all nodes."""
@@ -149,6 +159,12 @@ class Index:
         named = [self._object(key) for key in keys]
         replies = await self._ask([(name, ("HGETALL", name)) for name in named], patience)
         return [read_entry(key, reply) for key, reply in zip(keys, replies, strict=True)]
+
+    async def held(self, keys: Sequence[str]) -> list[Held | None]:
+        """Return sizes and owners of these objects, in a tenth of the time that `find` takes."""
+        named = [self._object(key) for key in keys]
+        replies = await self._ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
+        return [_read_held(reply) for reply in replies]
 
     async def look(self, key: str, folder: str) -> tuple[PoolEntry | GoneEntry | None, bool]:
         """Return the entry of an object, and whether a directory (folder) has names."""
@@ -299,12 +315,27 @@ def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
         found = Facts.of_head(key, head)
     except MetadataError:
         return None
-    owners = []
+    return PoolEntry(found, tuple(_owners(fields)))
+
+
+def _owners(fields: Mapping[str, str]) -> Iterator[Owner]:
     for name, value in fields.items():
-        told = _OWNER.fullmatch(value)
-        if name.startswith("@") and _NODE.fullmatch(name[1:]) and told:
-            owners.append(Owner(name[1:], *told.groups()))
-    return PoolEntry(found, tuple(owners))
+        if name[:1] == "@":
+            told = _OWNER.fullmatch(value)
+            if told and _NODE.fullmatch(name[1:]):
+                yield Owner(name[1:], *told.groups())
+
+
+def _read_held(reply: Reply) -> Held | None:
+    """As `read_entry`, for a match: the other facts are read by the open that follows."""
+    if not isinstance(reply, list):
+        return None
+    fields = dict(zip(reply[::2], reply[1::2], strict=False))
+    size = fields.get(b"kvfs-size")
+    if not isinstance(size, bytes) or _SIZE.fullmatch(size) is None:
+        return None
+    named = {_text(name): _text(told) for name, told in fields.items() if name[:1] == b"@"}
+    return Held(int(size), tuple(_owners(named)))
 
 
 def _read_lease(node: str, reply: Reply) -> Lease | None:

@@ -300,6 +300,7 @@ def test_blocks_of_other_nodes_count_in_matches(pool: str, mount: Mount) -> None
     write_blocks(a.path / "blocks", keys)
     write_blocks(b.path / "blocks", keys[:3])
     wait_for(lambda: announced(a) == 200, "they are announced")
+    wait_for(lambda: ask(b.path / "blocks", keys).blocks == 200, "b finds all")
     found = ask(b.path / "blocks", [*keys, bytes(16)])
     assert (found.blocks, found.ram + found.nvme, found.bucket) == (200, 3 * BLOCK, 197 * BLOCK)
     assert found.tiers[3:] == bytes([matching.BUCKET]) * 197
@@ -311,3 +312,17 @@ def test_blocks_of_other_nodes_count_in_matches(pool: str, mount: Mount) -> None
     assert (found.blocks, found.ram + found.nvme) == (200, 20 * BLOCK)
     a.umount("--now")
     wait_for(lambda: ask(b.path / "blocks", keys).blocks == 20, "only its own are left")
+
+
+def test_match_counts_own_blocks_behind_those_of_other_nodes(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    keys = chain(20)
+    for kv in (a, b):
+        request(kv.path, "ns_create", name="blocks", settings={"prefix": "on"}, uid=0, gid=0)
+        (kv.path / "blocks" / ROOT.hex()).mkdir()
+    write_blocks(a.path / "blocks", keys[:10])
+    (b.path / "blocks" / keys[9].hex()).mkdir()
+    write_blocks(b.path / "blocks", keys[10:], keys[9])
+    wait_for(lambda: announced(a) + announced(b) == 20, "they are announced")
+    wait_for(lambda: ask(a.path / "blocks", keys).blocks == 20, "a has the first ones")
+    wait_for(lambda: ask(b.path / "blocks", keys).blocks == 20, "b has the others")

@@ -1,7 +1,7 @@
 """Lookups in the index of the pool: names that are not known here.
 
 Contract: `find` enters what the index says of a name, if a live node has it. It returns within the
-patience of the index (20 ms) and raises nothing. An index that does not answer counts as empty for
+patience of the index (0.1 s) and raises nothing. An index that does not answer counts as empty for
 QUIET seconds. Absence is believed for VALID seconds. Questions that come together go together
 (`kvfs.pool.connection`); one question about a key at a time, for all callers.
 """
@@ -73,18 +73,17 @@ class PoolLookup:
             self._absent.note(key)
 
     async def sizes(self, keys: Sequence[str]) -> list[int]:
-        """The sizes of the first objects of these that live nodes have, up to one that none has."""
+        """The sizes of the first of these objects, up to one that no live node has, nor this one."""
         found: list[int] = []
         try:
             for start in range(0, len(keys), AT_ONCE):
                 if not self.may_ask():
                     return found
                 some = keys[start : start + AT_ONCE]
-                for key, entry in zip(some, await self.index.find(some), strict=True):
-                    if not isinstance(entry, PoolEntry) or not await self.peers.usable(entry):
+                for held in await self.index.held(some):
+                    if held is None or not await self.peers.have(held.owners):
                         return found
-                    self.remember(key, entry)
-                    found.append(entry.facts.size)
+                    found.append(held.size)
         except IndexDownError as error:
             self.failed(error)
         return found

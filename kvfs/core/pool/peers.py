@@ -70,6 +70,15 @@ class Peers:
 
     # Peers
 
+    async def have(self, owners: Sequence[Owner]) -> bool:
+        """Whether this node, or a peer that may be asked, has an object. Raises IndexDownError."""
+        me = self.me()
+        if any(one.node == me.node and one.incarnation == me.incarnation for one in owners):
+            return True
+        others = [one for one in owners if one.node != me.node and not self._is_out(one.node)]
+        await self._look([one.node for one in others])
+        return any(self._serves(one) is not None for one in others)
+
     async def usable(self, entry: PoolEntry) -> list[tuple[Owner, Lease]]:
         """The owners that may be asked for an object, the best first. Raises IndexDownError."""
         mine = self.me().node
@@ -77,11 +86,17 @@ class Peers:
         await self._look([one.node for one in owners])
         found = []
         for owner in owners:
-            lease = self._leases[owner.node][1]
-            if lease is not None and lease.incarnation == owner.incarnation and lease.address:
+            if (lease := self._serves(owner)) is not None:
                 found.append((owner, lease))
         random.shuffle(found)  # equal ones share the load
         return sorted(found, key=lambda one: (one[0].tier != "ram", one[1].load))
+
+    def _serves(self, owner: Owner) -> Lease | None:
+        """The lease of a node that has been looked up, if it lives on and serves its files."""
+        lease = self._leases[owner.node][1]
+        if lease is None or lease.incarnation != owner.incarnation or not lease.address:
+            return None
+        return lease
 
     async def alive(self, entry: PoolEntry) -> bool:
         """Whether another node with a lease has the object. Raises IndexDownError."""
