@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def node(mount: Mount, pool: str, name: str) -> Mounted:
     return mount(options, name)
 
 
+def port_of(pool: str) -> int:
+    """The port of the index."""
+    return int(pool.rpartition(":")[2].partition("/")[0])
+
+
 def announced(kv: Mounted) -> int:
     found: int = kv.status()["pool"]["objects"]
     return found
@@ -59,11 +65,11 @@ def test_object_of_one_node_is_read_at_the_other(pool: str, mount: Mount) -> Non
     data = os.urandom(8 * MIB)
     write(a, "block", data)
     assert (b.path / "block").stat().st_size == len(data)
-    assert (b.path / "block").read_bytes() == data
+    gets(b, "block", data)
     assert b.status()["pool"]["counters"]["fetched"] == 1
     wait_for(lambda: announced(b) == 1, "the copy is announced")
     a.umount()
-    assert (b.path / "block").read_bytes() == data
+    assert read(b.path / "block") == data
 
 
 def read(path: Path) -> bytes | None:
@@ -71,6 +77,11 @@ def read(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def gets(kv: Mounted, name: str, data: bytes) -> None:
+    """Read an object that another node may have: an index that takes 20 ms is a miss."""
+    wait_for(lambda: read(kv.path / name) == data, f"{name} is there")
 
 
 def absent(path: Path) -> bool:
@@ -103,7 +114,7 @@ def test_names_of_directories_and_namespaces(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     (a.path / "one" / "two").mkdir(parents=True)
     write(a, "one/two/block", b"x" * 100)
-    assert (b.path / "one" / "two" / "block").read_bytes() == b"x" * 100
+    gets(b, "one/two/block", b"x" * 100)
     assert absent(b.path / "one" / "three")
 
 
@@ -124,7 +135,7 @@ def test_listing_shows_objects_of_both_nodes(pool: str, mount: Mount) -> None:
 def test_unlinked_object_is_gone_everywhere(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x")
-    assert (b.path / "block").read_bytes() == b"x"
+    gets(b, "block", b"x")
     (a.path / "block").unlink()
     wait_for(lambda: absent(b.path / "block"), "the other node lets its copy go")
 
@@ -132,7 +143,7 @@ def test_unlinked_object_is_gone_everywhere(pool: str, mount: Mount) -> None:
 def test_rewritten_object_has_its_new_bytes(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x")
-    assert (b.path / "block").read_bytes() == b"x"
+    gets(b, "block", b"x")
     (a.path / "block").write_bytes(b"new")
     wait_for(lambda: a.status()["pool"]["counters"]["unlinked"] > 0, "the old one is unlinked")
     wait_for(lambda: announced(a) == 1, "the new one is announced")
@@ -143,7 +154,7 @@ def test_renamed_directory_takes_its_objects_along(pool: str, mount: Mount) -> N
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     (a.path / "old" / "below").mkdir(parents=True)
     write(a, "old/below/block", b"x")
-    assert not absent(b.path / "old")
+    wait_for(lambda: not absent(b.path / "old"), "it is found")
     (a.path / "old").rename(a.path / "new")
     wait_for(lambda: read(b.path / "new" / "below" / "block") == b"x", "it has its new name")
     assert absent(b.path / "old" / "below" / "block")
@@ -157,14 +168,65 @@ def test_renamed_object_has_its_new_name(pool: str, mount: Mount) -> None:
     assert absent(b.path / "block")
 
 
+def test_object_renamed_at_another_node_loses_its_old_name(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x")
+    gets(b, "block", b"x")
+    (b.path / "block").rename(b.path / "other")
+    wait_for(lambda: absent(a.path / "block"), "the first node lets the old name go")
+    wait_for(lambda: read(a.path / "other") == b"x", "it has the new name")
+
+
+def test_copy_to_nvme_does_not_bring_an_unlinked_name_back(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    names = [f"{number}" for number in range(20)]
+    for name in names:
+        write(a, name, os.urandom(MIB))
+    for name in names:
+        wait_for(partial(read, b.path / name), "it is there")
+        (b.path / name).unlink()
+        assert absent(b.path / name)
+    a.idle()
+    wait_for(lambda: all(absent(a.path / name) for name in names), "the first node learns it")
+    assert b.status()["pool"]["counters"]["unlinked"] == len(names)
+
+
+def test_object_keeps_its_name_after_a_rename_there_and_back(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x")
+    gets(b, "block", b"x")
+    index = redis.Redis(port=port_of(pool))
+    for old, new in (("block", "other"), ("other", "block")):
+        (b.path / old).rename(b.path / new)
+        key = f"kvfs:kv:o:@0/{new}"
+        wait_for(partial(index.hexists, key, "kvfs-xxh3-128"), "it is announced")
+    assert read(b.path / "block") == b"x"
+
+
+def test_remote_name_that_is_forgotten_stays_in_the_pool(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", os.urandom(MIB))
+    a.idle()
+    aside = {path: path.with_name("aside") for path in backing(a, "block")}
+    for path, to in aside.items():
+        path.rename(to)
+    assert read(b.path / "block") is None
+    for path, to in aside.items():
+        to.rename(path)
+    (b.path / "other").write_bytes(b"x")
+    wait_for(lambda: announced(b) == 1, "the index has been told of all changes")
+    assert b.status()["pool"]["counters"]["unlinked"] == 0
+    wait_for(lambda: read(b.path / "block") is not None, "the first node still has it")
+
+
 def test_evicted_object_stays_with_the_other(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
-    assert (b.path / "block").read_bytes() == b"x" * MIB
+    gets(b, "block", b"x" * MIB)
     wait_for(lambda: announced(b) == 1, "the copy is announced")
     subprocess.run([*KVFS, "evict", "--drop", a.path / "block"], check=True, capture_output=True)
     wait_for(lambda: announced(a) == 0, "it is withdrawn")
-    assert (a.path / "block").read_bytes() == b"x" * MIB
+    gets(a, "block", b"x" * MIB)
     assert a.status()["pool"]["counters"]["fetched"] == 1
 
 
@@ -173,17 +235,17 @@ def test_killed_daemon_costs_no_miss(pool: str, mount: Mount) -> None:
     write(a, "block", b"x" * MIB)
     a.kill_daemon()
     wait_for(lambda: a.status()["pool"], "a new daemon serves")
-    assert (b.path / "block").read_bytes() == b"x" * MIB
+    gets(b, "block", b"x" * MIB)
 
 
 def test_index_that_lost_its_data_is_filled_again(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
-    index = redis.Redis(port=int(pool.rpartition(":")[2].partition("/")[0]))
+    index = redis.Redis(port=port_of(pool))
     index.flushall()
     wait_for(lambda: index.exists("kvfs:kv:o:@0/block"), "it is announced again")
     wait_for(lambda: not absent(b.path / "block"), "the lease is there again")
-    assert (b.path / "block").read_bytes() == b"x" * MIB
+    gets(b, "block", b"x" * MIB)
 
 
 def backing(kv: Mounted, name: str) -> list[Path]:
@@ -203,6 +265,7 @@ def test_wrong_bytes_of_a_peer_are_a_miss(pool: str, mount: Mount) -> None:
             file.write(b"y")
     assert read(b.path / "block") is None
     assert b.status()["pool"]["counters"]["failed"] == 1
+    assert b.status()["pool"]["counters"]["unlinked"] == 0
     (b.path / "block").write_bytes(b"mine")
     assert read(b.path / "block") == b"mine"
 
@@ -210,7 +273,7 @@ def test_wrong_bytes_of_a_peer_are_a_miss(pool: str, mount: Mount) -> None:
 def test_first_object_of_a_name_stands(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     c = node(mount, pool, "c")
-    index = redis.Redis(port=int(pool.rpartition(":")[2].partition("/")[0]))
+    index = redis.Redis(port=port_of(pool))
     write(a, "block", b"of a")
     index.rename("kvfs:kv:o:@0/block", "aside")  # so that b does not find it
     wait_for(lambda: absent(b.path / "block"), "it is not found")
@@ -219,7 +282,7 @@ def test_first_object_of_a_name_stands(pool: str, mount: Mount) -> None:
         index.rename("aside", "kvfs:kv:o:@0/block")
     wait_for(lambda: b.status()["pool"]["counters"]["conflicts"] == 1, "b notices")
     assert read(b.path / "block") == b"of b"
-    assert read(c.path / "block") == b"of a"
+    gets(c, "block", b"of a")
 
 
 def test_index_that_hangs_costs_misses_only(pool: str, mount: Mount) -> None:
@@ -228,13 +291,13 @@ def test_index_that_hangs_costs_misses_only(pool: str, mount: Mount) -> None:
         kv.allow_log("the pool's index is down|the pool learns later of changes")
     write(a, "block", b"x" * MIB)
     write(b, "here", b"y" * MIB)
-    index = redis.Redis(port=int(pool.rpartition(":")[2].partition("/")[0]))
+    index = redis.Redis(port=port_of(pool))
     pid = index.info("server")["process_id"]
     os.kill(pid, signal.SIGSTOP)
     try:
         assert absent(b.path / "block")
         for number in range(20):
-            assert (b.path / "here").read_bytes() == b"y" * MIB
+            assert read(b.path / "here") == b"y" * MIB
             (b.path / f"{number}").write_bytes(b"z")
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -245,7 +308,7 @@ def test_index_that_hangs_costs_misses_only(pool: str, mount: Mount) -> None:
 def test_peer_that_hangs_is_a_miss_within_the_wait(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, f"{pool},pool_wait=1", "b")
     write(a, "block", b"x" * MIB)
-    assert not absent(b.path / "block")
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
     folder = runtime.runtime_dir(a.path) / "nginx"
     workers = Nginx(folder).pids
     for pid in workers:
@@ -272,7 +335,7 @@ def test_node_that_leaves_is_not_asked(pool: str, mount: Mount) -> None:
 def test_remote_names_end_with_the_mount(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
-    assert not absent(b.path / "block")
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
     b.umount("--now")
     a.umount("--now")
     b.mount()
@@ -300,16 +363,15 @@ def test_blocks_of_other_nodes_count_in_matches(pool: str, mount: Mount) -> None
     write_blocks(a.path / "blocks", keys)
     write_blocks(b.path / "blocks", keys[:3])
     wait_for(lambda: announced(a) == 200, "they are announced")
-    wait_for(lambda: ask(b.path / "blocks", keys).blocks == 200, "b finds all")
+    wait_for(lambda: ask(b.path / "blocks", keys).blocks == 200, "the index answers in time")
     found = ask(b.path / "blocks", [*keys, bytes(16)])
     assert (found.blocks, found.ram + found.nvme, found.bucket) == (200, 3 * BLOCK, 197 * BLOCK)
     assert found.tiers[3:] == bytes([matching.BUCKET]) * 197
     assert found.sizes == (BLOCK,) * 200
     for before, key in pairwise([ROOT, *keys[:20]]):
-        path = b.path / "blocks" / prefix.path(before, key)
-        assert path.read_bytes() == key * (BLOCK // len(key))
-    found = ask(b.path / "blocks", keys)
-    assert (found.blocks, found.ram + found.nvme) == (200, 20 * BLOCK)
+        gets(b, f"blocks/{prefix.path(before, key)}", key * (BLOCK // len(key)))
+    wait_for(lambda: ask(b.path / "blocks", keys).blocks == 200, "the index answers in time")
+    assert (found := ask(b.path / "blocks", keys)).ram + found.nvme == 20 * BLOCK
     a.umount("--now")
     wait_for(lambda: ask(b.path / "blocks", keys).blocks == 20, "only its own are left")
 

@@ -154,6 +154,7 @@ class Removals:
         with self.catalog.batch() as batch:
             names = self._unlink_all(inode, batch)
             self.forget(inode, batch)
+        self.withdrawn(inode.ino)
         for parent, entry in names:
             self.invalidate_name(parent, entry.name, inode.ino)
 

@@ -8,6 +8,7 @@ mover computes the digest of an object that only RAM has.
 - An object that kvfs dropped by itself is *withdrawn*: other nodes keep theirs.
 - An object that a program unlinked, renamed or rewrote is *unlinked* for all nodes.
 - If the index has another object by the name, this node keeps its own to itself (`conflict`).
+- An object is *fresh* until the index has it: only a fresh one may take a name that was unlinked.
 
 While the index is down, changes wait, and the next turn sends them. After the index has lost its
 data, all objects are announced again, the newest first, STEP in each turn of the loop.
@@ -75,12 +76,15 @@ class Announcer:
         self.peers = lookup.peers
         self.movers = movers
         self.fetched = fetched
-        self.announced: set[int] = set()
+        self.announced: dict[int, int] = {}  # inodes, and which version of each
         self.bytes = 0  # of the announced objects
         self.counters = Counter(
             {"announced": 0, "withdrawn": 0, "unlinked": 0, "conflicts": 0, "stale": 0}
         )
         self._sizes: dict[int, int] = {}
+        self._earlier: dict[
+            int, int
+        ] = {}  # announced before the present change, or loss of the index
         self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
@@ -113,13 +117,16 @@ class Announcer:
             key = None if known is None else self.entries.key(known)
             if known is not None and key is not None:
                 self._told[ino] = _Told(key, known.version, known.digest)
+                self.entries.leaving.changes(key, ino)
         self._changed.setdefault(ino, trio.current_time())
         self._wake.set()
 
     def withdrawn(self, ino: int) -> None:
-        """Learn that kvfs itself drops an object."""
+        """Learn that kvfs itself drops an object: its name is not free for other objects."""
         if ino in self._told or ino in self.announced or ino in self._in_turn:
             self._withdrawn.add(ino)
+        if (before := self._told.get(ino)) is not None:
+            self.entries.leaving.stays(before.key)
 
     def moved(self, directory: int, folder: str) -> None:
         """Learn that a directory whose names `folder` listed has another path."""
@@ -140,6 +147,7 @@ class Announcer:
                     elif inode is not None and inode.ino in self.announced:
                         told = _Told(f"{before}{name}", inode.version, inode.digest)
                         self._told.setdefault(inode.ino, told)
+                        self.entries.leaving.changes(told.key, inode.ino)
                         self.announce(inode.ino)
                 await trio.lowlevel.checkpoint()
 
@@ -182,6 +190,7 @@ class Announcer:
 
     async def _announce_all(self) -> None:
         """Note all objects as changed, the newest first."""
+        self._earlier |= self.announced
         self.announced.clear()
         self._sizes.clear()
         self.bytes = 0
@@ -219,34 +228,47 @@ class Announcer:
 
         told: the announced states before the changes. dropped: those that kvfs itself dropped.
         """
-        gone: list[tuple[str, bytes]] = []
+        gone: dict[int, _Told] = {}
+        here: set[int] = set()
         left: list[str] = []
         new: list[tuple[int, Announcement]] = []
         for ino in inos:
             inode = self.ledger.table.inode(ino)
             if inode is None:
                 self.fetched.pop(ino, None)
-            wanted = None if inode is None else self._wanted(inode)
-            if (before := told.get(ino)) is not None:
+                self._earlier.pop(ino, None)
+            else:
+                here.add(ino)
+            before = told.get(ino)
+            wanted = None if inode is None else self._wanted(inode, before)
+            if before is not None:
                 same = inode is not None and (inode.version, inode.digest) == before[1:]
                 stays = same and inode is not None and self.entries.key(inode) == before.key
                 if not stays and ino not in dropped:
-                    gone.append((before.key, before.digest))
+                    gone[ino] = before
                 elif not (stays and wanted is not None) and ino in self.announced:
                     left.append(before.key)
             if inode is not None and wanted is not None:
                 new.append((ino, wanted))
-        await self.index.unlink(gone)
+        await self.index.unlink([(before.key, before.digest) for before in gone.values()])
+        for ino, before in told.items():
+            again = self._told.get(ino)  # it has changed once more meanwhile
+            if again is None or again.key != before.key:
+                self.entries.leaving.told(before.key, ino, before.digest, gone=ino in gone)
         await self._unlist(left, await self.index.withdraw(self.peers.me().node, left))
         for ino in told:
-            self.announced.discard(ino)
+            if (version := self.announced.pop(ino, None)) is not None and ino in here:
+                self._earlier[ino] = version
             self.bytes -= self._sizes.pop(ino, 0)
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(new)
 
-    def _wanted(self, inode: Inode) -> Announcement | None:
-        """The announcement of an object as it is now; None if it belongs to this node only."""
+    def _wanted(self, inode: Inode, before: _Told | None) -> Announcement | None:
+        """The announcement of an object as it is now; None if it belongs to this node only.
+
+        before: the announced state before the change.
+        """
         ledger = self.ledger
         if not inode.is_file or not inode.sealed or not inode.links or inode.in_pool:
             return None
@@ -267,8 +289,19 @@ class Announcer:
         _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))
         me = self.peers.me()
         owner = Owner(me.node, me.incarnation, tier.name, f"{inode.ino:x}.{inode.version:x}")
-        fresh = inode.session == ledger.session and self.fetched.get(inode.ino) != inode.version
+        fresh = self._is_fresh(inode) or (before is not None and before.key != key)
         return Announcement(key, facts_of(inode, model), owner, fresh)
+
+    def _is_fresh(self, inode: Inode) -> bool:
+        """Whether a program has written the object here, and the index has never had it.
+
+        An object is announced again after each change of its record, as after its copy to NVMe.
+        Another node may have unlinked it meanwhile.
+        """
+        known = (self.fetched, self.announced, self._earlier)
+        return inode.session == self.ledger.session and not any(
+            versions.get(inode.ino) == inode.version for versions in known
+        )
 
     def _served(self, inode: Inode) -> Tier | None:
         """The tier with a copy that nginx can serve, the fastest first."""
@@ -285,8 +318,10 @@ class Announcer:
         names: list[tuple[str, str]] = []
         for (ino, wanted), answer in zip(new, answers, strict=True):
             if answer == "here":
-                self.announced.add(ino)
+                self.announced[ino] = int(wanted.owner.file.partition(".")[2], 16)
+                self._earlier.pop(ino, None)
                 self.lookup.is_there(wanted.key)
+                self.entries.leaving.announced(wanted.key, wanted.facts.digest)
                 self.bytes += wanted.facts.size - self._sizes.get(ino, 0)
                 self._sizes[ino] = wanted.facts.size
                 self.counters["announced"] += 1
@@ -312,7 +347,10 @@ class Announcer:
     def let_go(self, ino: int, digest: bytes) -> None:
         """Drop an object with this digest, because another node has unlinked or replaced it."""
         inode = self.ledger.table.inode(ino)
-        if inode is None or inode.digest != digest or ino in self.ledger.table.busy:
+        if inode is None or inode.digest != digest:
+            return
+        if ino in self.ledger.table.busy:
+            self.announce(ino)  # the answer will be the same
             return
         log.info("%s: another node has unlinked or replaced it", self.ledger.catalog.named(ino))
         self.counters["stale"] += 1

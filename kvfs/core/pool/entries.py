@@ -10,6 +10,7 @@ from functools import partial
 
 from kvfs.catalog import Dentry, Inode
 from kvfs.core.names.tree import Tree, is_name
+from kvfs.core.pool.leaving import Leaving
 from kvfs.pool.index import PoolEntry
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX, Keys, unescape
@@ -28,6 +29,7 @@ class PoolEntries:
         self.catalog = tree.catalog
         self.namespaces = tree.namespaces
         self.keys = Keys("")
+        self.leaving = Leaving()
 
     # Keys
 
@@ -83,6 +85,8 @@ class PoolEntries:
             return False
         if self.catalog.lookup(parent, name) is not None:
             return True
+        if self.leaving.hides(key, entry.facts.digest):
+            return False
         facts = entry.facts
         inode = self.tree.new(stat.S_IFREG, 0, 0)
         inode.ino = self.catalog.next_id()
