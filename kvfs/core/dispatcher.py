@@ -15,7 +15,6 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.download.hydration import Hydration
-from kvfs.core.bucket.download.prefetch import Prefetch
 from kvfs.core.bucket.listing.bucket_listing import BucketListing
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
 from kvfs.core.bucket.listing.contests import Contests
@@ -28,6 +27,7 @@ from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.capacity.watch import Watch
 from kvfs.core.check import Background
+from kvfs.core.fetching.prefetch import Prefetch
 from kvfs.core.jobs.evict import Evict
 from kvfs.core.jobs.scrub import Scrub
 from kvfs.core.jobs.tree_jobs import TreeJobs
@@ -122,8 +122,6 @@ class Dispatcher:
                 fetch_metadata=bucket_lookup.fetch_metadata,
                 reading=self.hydration.downloader.reading,
             )
-            self.prefetch = Prefetch(self.hydration)
-            self.hydration.opening = self.prefetch.opening
             self.availability = Availability(remote, self.uploader, identity)
             self.node_record = NodeRecord(ledger.dirty, remote, identity, mountpoint)
             self._tasks += [self.uploader.run, self.availability.watch, remote.start_workers]
@@ -136,6 +134,11 @@ class Dispatcher:
             self.pool = pool.Pool(member, transfers, room, tree, urgent or movers, self._jobs)
             self._tasks.append(self.pool.run)
             live.observe("pool_wait", partial(setattr, self.pool.fetcher, "wait"))
+        fetchers = [one for one in (self.hydration, self.pool and self.pool.fetcher) if one]
+        if fetchers:
+            self.prefetch = Prefetch(ledger, fetchers)
+            for one in fetchers:
+                one.opening = self.prefetch.opening
         self.warm = Warm(transfers, room, self.hydration, self.unpacking, self._jobs)
         self.tree_jobs = TreeJobs(ledger.table)
         self.scrub = Scrub(transfers, movers, 0)
@@ -166,6 +169,8 @@ class Dispatcher:
         self.promotion.opened(inode)
         if self.prefetch is not None:
             self.prefetch.opened(inode)
+        if self.pool is not None:
+            self.pool.opened(inode)
 
     def end_ahead(self) -> None:
         """Begin no more work for which no caller waits: the mount ends."""

@@ -180,7 +180,7 @@ class Mount:
                 self.directory / "match", tree, objects, self.backings, takeover=self.takeover
             )
             if self.dispatcher.pool is not None:
-                self.matches.matching.elsewhere = self.dispatcher.pool.lookup.sizes
+                self.matches.matching.elsewhere = self.dispatcher.pool.match
             self.operations = operations.Operations(
                 tree,
                 objects,

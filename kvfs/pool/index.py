@@ -99,7 +99,7 @@ class PoolEntry:
 
 
 class Held(NamedTuple):
-    """What a match needs of an object: its size in bytes, and the nodes that have it."""
+    """The facts of an object that a match needs: its size in bytes, and the nodes that have it."""
 
     size: int
     owners: tuple[Owner, ...]

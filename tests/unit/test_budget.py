@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvfs.core.bucket.download.budget import Budget, FetchTurn
+from kvfs.core.fetching.budget import Budget, FetchTurn
 
 MOST, SLOTS = 100, 4
 

@@ -26,6 +26,7 @@ LAYERS = (
     ("kvfs.core.jobs",),
     ("kvfs.core.bucket.node",),
     ("kvfs.core.bucket.upload", "kvfs.core.bucket.download", "kvfs.core.pool"),
+    ("kvfs.core.fetching",),
     ("kvfs.core.bucket.listing", "kvfs.core.admin", "kvfs.core.lending"),
     ("kvfs.core.names", "kvfs.core.objects", "kvfs.core.moves"),
     ("kvfs.core.capacity",),

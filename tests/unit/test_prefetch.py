@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.bucket.download import prefetch
 from kvfs.core.capacity import victims
+from kvfs.core.fetching import prefetch
 from kvfs.s3.errors import StoreError
 from tests.s3.faulty import Fault, FaultyStore
 from tests.s3.memory import MemoryStore

@@ -43,7 +43,8 @@ class Accounts:
         self.table = table
         self.wakeup = wakeup
         self.spilled = 0  # objects that only the bucket has
-        self.followers = Followers()  # among `spilled`: which block comes after which
+        self.remote = 0  # objects that only other nodes of the pool have
+        self.followers = Followers()  # among `spilled` and `remote`: which block comes after which
         self.doubled_bytes = self.doubled_objects = 0  # in RAM, and on NVMe as well
         self.only_ram_bytes = self.only_ram_objects = 0  # neither on NVMe nor in the bucket
         self.census_done = trio.Event()
@@ -67,7 +68,7 @@ class Accounts:
             return held.accounted
         if not inode.is_file or not inode.sealed or not inode.links:
             return False
-        return inode.in_bucket or bool(self.tiers.holders(inode))
+        return inode.in_bucket or inode.in_pool or bool(self.tiers.holders(inode))
 
     def enter(self, inode: Inode) -> None:
         """Enter a sealed object without writers into the accounts, as the youngest."""
@@ -154,8 +155,9 @@ class Accounts:
         if inode.in_bucket:
             bucket.used += sign * inode.size
             bucket.objects += sign
-        if inode.in_bucket and not holders:
-            self.spilled += sign
+        if not holders and (inode.in_bucket or inode.in_pool):
+            self.spilled += sign if inode.in_bucket else 0
+            self.remote += sign if inode.in_pool else 0
             self.followers.count(inode, sign)
         self.namespaces.count(inode, costs, bucket, sign)
 

@@ -35,10 +35,10 @@ from kvfs.tiers import Tier
 log = logging.getLogger(__name__)
 
 STEP = 0.02  # s after which objects enter
-# s between two looks at the opens. Decisions about order look as well, so only prefetching from a
-# bucket needs the shorter one. A look takes a processor from an engine's next open: with looks
+# s between two looks at the opens. Decisions about order look as well, so only prefetching from
+# afar needs the shorter one. A look takes a processor from an engine's next open: with looks
 # after 20 ms the 99th percentile of an open was 380 to 580 us, with looks after 1 s 280 to 340.
-LOOK, LOOK_WITH_BUCKET = 1.0, 0.02
+LOOK, LOOK_WITH_AFAR = 1.0, 0.02
 AT_ONCE = 64  # objects taken out, or put in again, in one step of the loop: some 1 ms
 SEEN_AT_ONCE = 16  # opens of one object in one look that policies see: more tell them nothing new
 FOR_EVER = (1 << 63) - 1  # ns since 1970: no deadline
@@ -435,7 +435,7 @@ class FastOpens:
     async def _look(self) -> None:
         while self.gate is not None:
             await self.gate.used()
-            await trio.sleep(LOOK_WITH_BUCKET if self.tiers.bucket.mounted else LOOK)
+            await trio.sleep(LOOK_WITH_AFAR if self.tiers.has_afar else LOOK)
             self.see()
             self.record_times()
 

@@ -64,6 +64,7 @@ class Records:
         with self.catalog.batch() as batch:
             before = batch.change(inode)
             self.tiers.set_holder(inode, tier, holds=True)
+            inode.in_pool = False
             inode.digest = digest
             if packed is None:
                 inode.blocks = max(inode.blocks, blocks)

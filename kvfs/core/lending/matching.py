@@ -33,6 +33,11 @@ SLICE = 4096  # files, in some 0.6 ms
 NAMED_AT_ONCE = 32  # lookups of files by name in the catalog, in a step of the loop
 
 
+# The sizes of files, as long as live nodes of the pool have them: the directory above them, their
+# paths below it, and the key of each.
+Elsewhere = Callable[[int, Sequence[bytes], Sequence[str]], Awaitable[Sequence[int]]]
+
+
 class Matching:
     """Answers for the namespaces of a tree whose paths are prefixes."""
 
@@ -41,8 +46,7 @@ class Matching:
         self.ledger = tree.ledger
         self.catalog = tree.catalog
         self.namespaces = tree.namespaces
-        # The sizes of objects, as long as live nodes of the pool have them: the key of each object.
-        self.elsewhere: Callable[[Sequence[str]], Awaitable[Sequence[int]]] | None = None
+        self.elsewhere: Elsewhere | None = None
 
     def is_asked(self, ino: int) -> bool:
         """Whether programs can ask this directory for blocks: it is a namespace of blocks."""
@@ -101,20 +105,18 @@ class _MatchQuestion:
                 break
         return MatchAnswer(matched, found.ram, found.nvme, found.s3, bytes(where), tuple(sizes))
 
-    async def _with_pool(
-        self, found: MatchAnswer, elsewhere: Callable[[Sequence[str]], Awaitable[Sequence[int]]]
-    ) -> MatchAnswer:
+    async def _with_pool(self, found: MatchAnswer, elsewhere: Elsewhere) -> MatchAnswer:
         """The answer with the blocks that follow it on other nodes."""
         name = self.tree.catalog.first_name(self.tree.directory(self.space.ino))
         if name is None:
             return found
         keys = Keys("")
-        wanted = [
-            keys.of(ObjectName(name[1].name, self.space.settings.version, path))
-            for at in range(found.blocks, self.request.blocks)
-            for path in self._paths(at)
+        paths = [
+            path for at in range(found.blocks, self.request.blocks) for path in self._paths(at)
         ]
-        files = await elsewhere(wanted)
+        version = self.space.settings.version
+        wanted = [keys.of(ObjectName(name[1].name, version, path)) for path in paths]
+        files = await elsewhere(self.space.ino, paths, wanted)
         shards = len(self.shards)
         more = len(files) // shards
         if not more:

@@ -359,7 +359,7 @@ class Namespaces:
         costs: bytes of its copies by local tier. A quota counts packed copies at their full size.
         """
         found = self.of(inode)
-        if found.blocks is not None:
+        if found.blocks is not None and not inode.in_pool:  # a match asks the index about those
             found.blocks.count(inode, [*costs, "s3"] if inode.in_bucket else costs, sign)
         if inode.in_bucket and bucket.mounted:
             found.held[bucket.name] += sign * inode.size

@@ -256,7 +256,7 @@ class Objects:
         if inode.links:
             ledger.namespaces.read(inode, where)
             ledger.accounts.touch(inode)
-            if where is not ledger.tiers.ram or ledger.tiers.bucket.mounted:
+            if where is not ledger.tiers.ram or ledger.tiers.has_afar:
                 self.promote(inode)  # or the next blocks of its prompt
 
     def _opened_early(self, inode: Inode, stream: Stream) -> OpenObject:

@@ -4,12 +4,13 @@ Contract: `fetch` returns when the object has a copy here, or raises NotFoundErr
 one owner after the other, within `wait` seconds. An object has one fetch at a time, for all
 callers. A mover compares the digest before the copy gets a name (`kvfs.pool.fetching`). If no owner
 gives the object, its name goes, unless programs have it open: the next lookup asks the index again.
-The caller holds the inode's lock.
+The caller holds the inode's lock. `ahead` fetches an object for which no open waits, as long as a
+`PrefetchRequest` wants it; an open that comes meanwhile joins the fetch.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +18,12 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
+from kvfs.core.fetching.budget import Budget
+from kvfs.core.fetching.fetch import Fetch, PrefetchRequest, UnwantedError, reserve
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.core.pool.lookup import PoolLookup
-from kvfs.core.shared_work import SharedWork, WorkByKey, start_task
-from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
+from kvfs.core.shared_work import WorkByKey, start_task
+from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved, MoverPool, patience_for
 from kvfs.pool import fetching
 from kvfs.pool.errors import IndexDownError, NoFileError, PeerError
@@ -32,6 +35,11 @@ from kvfs.tiers.tier import FANOUT
 log = logging.getLogger(__name__)
 
 FETCHES = 16  # under way at once, of small objects and of others
+COUNTERS = (
+    *("fetched", "fetched_bytes", "failed"),
+    *("prefetched", "prefetch_used", "prefetch_wasted"),
+)
+IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 SMALL = 256 << 10  # bytes up to which a thread fetches: a mover takes 1 ms more to begin
 
 
@@ -56,13 +64,15 @@ class PoolFetch:
         self.peers = lookup.peers
         self.entries = lookup.entries
         self.wait = 2.0
-        self.counters = Counter({"fetched": 0, "fetched_bytes": 0, "failed": 0})
+        self.counters = Counter(dict.fromkeys(COUNTERS, 0))
+        self.opening: Callable[[Inode], None] = lambda _inode: None
         self.fetched: dict[int, int] = {}  # versions of inodes that came from the pool
         self._tls = "" if tls is None else str(tls)
         self._jobs = jobs
         self._threads = trio.CapacityLimiter(FETCHES)
         self._limiter = trio.CapacityLimiter(FETCHES)
-        self._running: WorkByKey[int, SharedWork] = WorkByKey(
+        self.budget = Budget(IN_FLIGHT, FETCHES)
+        self._running: WorkByKey[int, Fetch] = WorkByKey(
             lambda ino, error: log.error(
                 "%s is not fetched: a defect of kvfs", self._named(ino), exc_info=error
             )
@@ -72,8 +82,10 @@ class PoolFetch:
         """Fetch a remote object, or join its fetch. Raises NotFoundError, StaleError."""
         running = self._running.get(inode.ino)
         if running is None:
-            work = partial(self._fetch, inode.copy())
-            running = self._running.begin(inode.ino, SharedWork(), work)
+            running = self._begin(inode, None)
+        elif not running.turn.urgent:
+            self.budget.hurry(running.turn)
+        self.opening(inode)
         with trio.move_on_after(self.wait):
             await running.ended.wait()
         if not running.ended.is_set():
@@ -84,19 +96,54 @@ class PoolFetch:
         """Stop all fetches after an unmount."""
         self._running.stop()
 
-    async def _fetch(self, inode: Inode) -> None:
+    def _begin(self, inode: Inode, request: PrefetchRequest | None) -> Fetch:
+        running = Fetch(inode.copy(), Tier.cost(-(-inode.size // 4096) * 8), request)
+        self.budget.ask(running.turn)
+        return self._running.begin(inode.ino, running, partial(self._run, running))
+
+    async def _run(self, running: Fetch) -> None:
+        try:
+            await running.turn.come.wait()
+            await self._fetch(running)
+        finally:
+            self.budget.leave(running.turn)
+
+    # Ahead of opens
+
+    @property
+    def waiting(self) -> int:
+        """The fetches that wait for their turn."""
+        return self.budget.waiting
+
+    def brings(self, inode: Inode) -> bool:
+        """Whether only other nodes have an object."""
+        return inode.in_pool
+
+    def ahead(self, inode: Inode, request: PrefetchRequest) -> bool:
+        """Begin to fetch an object for a request. False if a fetch is under way or impossible."""
+        if self._running.get(inode.ino) is not None or not self.lookup.may_ask():
+            return False
+        self._begin(inode, request)
+        return True
+
+    # The fetch
+
+    async def _fetch(self, running: Fetch) -> None:
+        inode = running.inode
         key = self.entries.key(inode)
         if key is None:
             raise StaleError(f"{self._named(inode.ino)} has lost its name")
         failures: list[str] = []
         try:
-            if await self._try_owners(key, inode, failures):
+            if await self._try_owners(key, running, failures):
                 return
-            if self.lookup.forget_answer(key) and await self._try_owners(key, inode, failures):
+            if self.lookup.forget_answer(key) and await self._try_owners(key, running, failures):
                 return  # it has moved since the lookup
             raise NotFoundError("no live node gives it: " + ("; ".join(failures) or "none has it"))
         except IndexDownError as error:
             self.lookup.failed(error)  # the name stays: the index will know more
+            raise
+        except UnwantedError:
             raise
         except (NotFoundError, TierError) as error:
             log.info("%s is a miss: %s", self._named(inode.ino), error)
@@ -104,11 +151,11 @@ class PoolFetch:
             start_task("a name that no node gives", partial(self._forget, inode.ino))
             raise
 
-    async def _try_owners(self, key: str, inode: Inode, failures: list[str]) -> bool:
+    async def _try_owners(self, key: str, running: Fetch, failures: list[str]) -> bool:
         """Fetch the object from the first owner that gives it; False if none does."""
-        for owner, lease in await self._owners(key, inode):
+        for owner, lease in await self._owners(key, running.inode):
             try:
-                await self._fetch_from(owner, lease, inode)
+                await self._fetch_from(owner, lease, running)
             except NoFileError as error:
                 failures.append(str(error))
             except PeerError as error:
@@ -131,13 +178,14 @@ class PoolFetch:
             raise NotFoundError("the index has another object by its name, or none")
         return await self.peers.usable(entry)
 
-    async def _fetch_from(self, owner: Owner, lease: Lease, inode: Inode) -> None:
+    async def _fetch_from(self, owner: Owner, lease: Lease, running: Fetch) -> None:
+        inode = running.inode
         ino, version = inode.ino, inode.version
         while ino in self._jobs:  # noqa: ASYNC110 (other jobs signal no end)
             await trio.sleep(PERIOD)
         self._jobs.add(ino)
         try:
-            with self._find_room(inode) as room:
+            with self._reserve(running) as room:
                 await self.transfers.wait_for_trash(room.tier, ino, version)
                 source = PeerFile(lease.address, path_of(owner), self._tls if lease.tls else "")
                 destination = room.tier.path(ino, version)
@@ -169,7 +217,6 @@ class PoolFetch:
             ledger.trash.throw_away(tier, ino, inode.version)
             raise StaleError(f"{self._named(ino)} has changed while it was fetched")
         current.session = ledger.session  # not synced: after a crash its digest proves the copy
-        current.in_pool = False
         self.fetched[ino] = inode.version
         try:
             ledger.records.add_copy(current, tier, moved.blocks, moved.digest)
@@ -180,19 +227,14 @@ class PoolFetch:
         self.counters["fetched"] += 1
         self.counters["fetched_bytes"] += inode.size
 
-    def _find_room(self, inode: Inode) -> Reservation:
-        """Reserve room in the fastest tier that has room. Raises NoSpaceError."""
-        ledger, cost = self.ledger, Tier.cost(-(-inode.size // 4096) * 8)
-        namespace = ledger.namespaces.of(inode)
-        for tier in ledger.tiers.local:
-            last = tier is ledger.tiers.local[-1]
-            if not namespace.takes(tier) or tier.health.down:
-                continue
-            if not last and cost > tier.capacity // 2:
-                continue
-            if (room := self.room.reserve(tier, cost)) is not None:
-                return room
-        raise NoSpaceError(f"no tier has room for {cost} bytes")
+    def _reserve(self, running: Fetch) -> Reservation:
+        """Reserve room for the copy. Raises NoSpaceError, UnwantedError."""
+        inode, request = running.inode, None if running.turn.urgent else running.request
+        if request is not None:
+            current = self.transfers.still_current(inode.ino, inode.version)
+            if current is None or not current.in_pool or not request.wanted(inode):
+                raise UnwantedError("it is not wanted any more")
+        return reserve(self.ledger, self.room, inode, running.turn.cost, request)
 
     def _named(self, ino: int) -> object:
         return self.ledger.catalog.named(ino)

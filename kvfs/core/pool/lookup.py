@@ -73,7 +73,7 @@ class PoolLookup:
             self._absent.note(key)
 
     async def sizes(self, keys: Sequence[str]) -> list[int]:
-        """The sizes of the first of these objects, up to one that no live node has, nor this one."""
+        """The sizes of the first of these objects, up to one that no live node has."""
         found: list[int] = []
         try:
             for start in range(0, len(keys), AT_ONCE):

@@ -84,10 +84,8 @@ class Peers:
         mine = self.me().node
         owners = [one for one in entry.owners if one.node != mine and not self._is_out(one.node)]
         await self._look([one.node for one in owners])
-        found = []
-        for owner in owners:
-            if (lease := self._serves(owner)) is not None:
-                found.append((owner, lease))
+        served = ((owner, self._serves(owner)) for owner in owners)
+        found = [(owner, lease) for owner, lease in served if lease is not None]
         random.shuffle(found)  # equal ones share the load
         return sorted(found, key=lambda one: (one[0].tier != "ram", one[1].load))
 

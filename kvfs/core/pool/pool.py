@@ -7,7 +7,7 @@ then, and `why` says so.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,6 +21,7 @@ from kvfs.core.names.tree import Tree
 from kvfs.core.pool.announcer import Announcer
 from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.fetch import PoolFetch
+from kvfs.core.pool.follow import Follow
 from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.peers import Peers
@@ -71,6 +72,8 @@ class Pool:
         self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched)
 
         self.recheck = Recheck(self.announcer)
+        self.follow = Follow(self.lookup)
+        self.ledger.tiers.pooled = True
 
     def lease(self) -> Lease:
         """This node, as other nodes see it now."""
@@ -175,6 +178,16 @@ class Pool:
         yield
         for ino, folder in folders.items():
             self.announcer.moved(ino, folder)
+
+    async def match(self, top: int, paths: Sequence[bytes], keys: Sequence[str]) -> list[int]:
+        """The sizes of the first of these files that live nodes have: see `PoolLookup.sizes`."""
+        found = await self.lookup.sizes(keys)
+        self.follow.matched(top, paths[: len(found)], keys[: len(found)])
+        return found
+
+    def opened(self, inode: Inode) -> None:
+        """Note that a program has opened an object for reading."""
+        self.follow.opened(inode)
 
     def forgotten(self, ino: int) -> None:
         """Forget a remote object that the kernel has forgotten."""

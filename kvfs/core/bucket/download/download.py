@@ -19,7 +19,6 @@ the time that they wait, and their turns (`hydration`). Not for the order of the
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 import trio
 
@@ -27,14 +26,12 @@ from kvfs import failpoints
 from kvfs.catalog import Inode, Named, Stored
 from kvfs.compression.container import DamagedError
 from kvfs.core.bucket.download import streaming
-from kvfs.core.bucket.download.budget import FetchTurn
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.room import Room
-from kvfs.core.ledger.stream import Stream
+from kvfs.core.fetching.fetch import Fetch, PrefetchRequest, UnwantedError, reserve
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
-from kvfs.core.shared_work import SharedWork
-from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
+from kvfs.errors import KvfsError, NoSpaceError, StaleError, TierError
 from kvfs.movement import downloading
 from kvfs.movement.downloading import DownloadJob
 from kvfs.movement.movers import Moved
@@ -58,67 +55,6 @@ CHANGED_BY_OTHERS = (NoObjectError, ObjectChangedError)
 # s, in addition to the wait of an open. If two fetches of a key within this time find another
 # object or none, the store does not give the object that it lists.
 LOOK_AGAIN = 10.0
-
-
-class PrefetchRequest(Protocol):
-    """A request for objects that no program has opened yet."""
-
-    def wanted(self, inode: Inode) -> bool:
-        """Whether the request still wants the object. Called before the fetch does anything."""
-
-    def admit(self, inode: Inode, tier: Tier, cost: int) -> bool:
-        """Count `cost` bytes of a tier for the object, until `ended`. False: too many bytes."""
-
-    def ended(self, inode: Inode, problem: Exception | None, *, joined: bool) -> None:
-        """The object is here, or `problem` says why not.
-
-        joined: an open has joined the fetch meanwhile.
-        """
-
-
-class UnwantedError(NotFoundError):
-    """The object is not fetched ahead: no request wants it any more, or no tier has room."""
-
-
-class Fetch(SharedWork):
-    """A fetch under way. `inode` is a copy of the object's record at the request.
-
-    streamed: programs may read the object during its download. ready: the object can be read, or
-    the fetch has ended. `stream` may be None even then.
-    """
-
-    def __init__(
-        self,
-        inode: Inode,
-        cost: int,
-        request: PrefetchRequest | None = None,
-        *,
-        streamed: bool = False,
-    ) -> None:
-        super().__init__()
-        self.inode = inode
-        self.began = trio.current_time()
-        self.turn = FetchTurn(cost, urgent=request is None)
-        self.request = request
-        self.ready = trio.Event()
-        self.streamed = streamed
-        self.stream: Stream | None = None
-
-    def begin_stream(self, stream: Stream) -> None:
-        """Note that programs can read the object from now on."""
-        stream.join()
-        self.stream = stream
-        self.ready.set()
-
-    def end(self) -> None:
-        """Tell all waiting callers of the end, and then the request."""
-        if self.stream is not None:
-            self.stream.end(self.problem)
-            self.stream.leave()
-        super().end()
-        self.ready.set()
-        if self.request is not None:
-            self.request.ended(self.inode, self.problem, joined=self.turn.urgent)
 
 
 class Downloader:
@@ -338,24 +274,7 @@ class Downloader:
         request = None if running.turn.urgent else running.request
         if request is not None:
             self._check_wanted(inode, request)
-        namespace = ledger.namespaces.of(inode)
-        for tier in ledger.tiers.local:
-            last = tier is ledger.tiers.local[-1]
-            if not namespace.takes(tier) or tier.health.down:
-                continue
-            if not last and cost > tier.capacity // 2:
-                continue
-            if request is None:
-                room = self.room.reserve(tier, cost)
-            elif request.admit(inode, tier, cost):
-                room = self.room.reserve_gently(tier, cost, inode.ino)
-            else:
-                room = None
-            if room is not None:
-                return room
-        if request is not None:
-            raise UnwantedError("no tier has room that is free, or was not used lately")
-        raise NoSpaceError(f"no tier has room for {cost} bytes")
+        return reserve(ledger, self.room, inode, cost, request)
 
     def _check_wanted(self, inode: Inode, request: PrefetchRequest) -> None:
         """Raises UnwantedError if it is useless to fetch the object ahead."""

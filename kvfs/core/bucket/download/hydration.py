@@ -27,11 +27,12 @@ from functools import partial
 import trio
 
 from kvfs.catalog import Inode, Named
-from kvfs.core.bucket.download.budget import Budget
-from kvfs.core.bucket.download.download import FINAL_ERRORS, Downloader, Fetch, PrefetchRequest
+from kvfs.core.bucket.download.download import FINAL_ERRORS, Downloader
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
 from kvfs.core.bucket.listing.remote_entries import is_stub
 from kvfs.core.capacity.room import Room
+from kvfs.core.fetching.budget import Budget
+from kvfs.core.fetching.fetch import Fetch, PrefetchRequest
 from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import TierTransfers
@@ -90,6 +91,15 @@ class Hydration:
     def streaming(self) -> int:
         """The number of objects that programs can read during their download."""
         return sum(one.stream is not None for one in self._running)
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.bucket.counters
+
+    @property
+    def waiting(self) -> int:
+        """The fetches that wait for their turn."""
+        return self.budget.waiting
 
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
         """Fetch the object, or join its fetch. Returns None if a copy is here now, else the stream.
@@ -176,6 +186,10 @@ class Hydration:
             )
         if not enough.is_set():
             raise NotFoundError(f"{self._named(ino)} is not here within {bucket.wait:.0f} s")
+
+    def brings(self, inode: Inode) -> bool:
+        """Whether the bucket has an object, and it is not here."""
+        return inode.in_bucket and not self.ledger.tiers.holders(inode)
 
     def ahead(self, inode: Inode, request: PrefetchRequest) -> bool:
         """Begin to fetch an object for a request. False if a fetch is under way or impossible."""

@@ -1,4 +1,4 @@
-"""Prefetch: brings the next blocks of a prefix from the bucket before programs open them.
+"""Prefetch: brings the next blocks of a prefix from afar before programs open them.
 
 Contract: the caller calls `opened` for every open for reading, before the open waits for bytes. If
 a program opens two blocks one after the other in a known order, a run begins. kvfs fetches the next
@@ -15,18 +15,21 @@ the other, and a reader asks for them in the same order. The conversation trace 
 89,022 steps: the newest successor is right in 99.98 %, the order of making in 94.6 %. The synthetic
 trace has 74,423: both are right in 99.8 % (scripts/bench/successors.py). A third order would be
 that of the last read. It is right as often, but has a successor for only 53 % and 77 % of the
-steps. So kvfs does not use it. Not for fetching (`hydration`), nor for the order of fetches
-(`budget`).
+steps. So kvfs does not use it. Not for fetching (`hydration`, `core/pool/fetch`), nor for the order
+of fetches (`budget`).
 """
 
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import trio
 
 from kvfs.catalog import Inode
-from kvfs.core.bucket.download.hydration import Hydration
+from kvfs.core.fetching.fetch import PrefetchRequest
+from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.namespaces.order import key_of
 from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
@@ -46,6 +49,24 @@ SHARE = 8  # unopened blocks may take 1/SHARE of a tier
 QUEUE_MOST = 256  # fetches that wait for their turn; more would come too late
 
 Id = tuple[int, int]  # of a block: namespace and key
+
+
+class AheadFetcher(Protocol):
+    """Brings objects from a bucket, or from other nodes."""
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Those of the place, among them `prefetched`, `prefetch_used` and `prefetch_wasted`."""
+
+    @property
+    def waiting(self) -> int:
+        """The fetches that wait for their turn."""
+
+    def brings(self, inode: Inode) -> bool:
+        """Whether its place has an object, and it is not here."""
+
+    def ahead(self, inode: Inode, request: PrefetchRequest) -> bool:
+        """Begin to fetch an object. False if a fetch is under way or impossible."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,16 +90,16 @@ class _Taken:
     tier: Tier
     cost: int
     since: float
+    counters: Counter[str]
 
 
 class Prefetch:
     """Follows runs of opens. It is the `PrefetchRequest` of its fetches."""
 
-    def __init__(self, hydration: Hydration) -> None:
-        self.hydration = hydration
-        self.ledger = hydration.ledger
-        self.catalog = hydration.ledger.catalog
-        self.counters = hydration.bucket.counters
+    def __init__(self, ledger: Ledger, fetchers: Sequence[AheadFetcher]) -> None:
+        self.ledger = ledger
+        self.catalog = ledger.catalog
+        self._fetchers = fetchers
         self._runs: list[_Run] = []  # the one that moved last is at the end
         self._expecting: dict[Id, _Run] = {}
         self._early: OrderedDict[int, None] = OrderedDict()  # inodes noted by `opening`
@@ -101,9 +122,10 @@ class Prefetch:
             return
         if inode.ino in self._unused and inode.ino not in self._coming:
             self.expire()
-            if self._unused.pop(inode.ino, None) is not None:
-                self.counters["prefetch_used"] += 1
-        if not self.ledger.accounts.spilled and not self._runs:
+            if (taken := self._unused.pop(inode.ino, None)) is not None:
+                taken.counters["prefetch_used"] += 1
+        accounts = self.ledger.accounts
+        if not accounts.spilled and not accounts.remote and not self._runs:
             return
         if not self.ledger.namespaces.of(inode).settings.prefetch:
             return
@@ -169,9 +191,13 @@ class Prefetch:
             run.expected[block] = run.given
             self._expecting[block] = run
             for inode in files:
-                waiting = self.hydration.budget.waiting
-                if not self.ledger.tiers.holders(inode) and waiting < QUEUE_MOST:
-                    self.hydration.ahead(inode, self)
+                fetcher = self._fetcher(inode)
+                if fetcher is not None and fetcher.waiting < QUEUE_MOST:
+                    fetcher.ahead(inode, self)
+
+    def _fetcher(self, inode: Inode) -> AheadFetcher | None:
+        """The fetcher of an object that is not here."""
+        return next((one for one in self._fetchers if one.brings(inode)), None)
 
     def _next(self, inode: Inode, blocks: int) -> list[list[Inode]]:
         """The files of the next blocks, a list for each block."""
@@ -186,10 +212,10 @@ class Prefetch:
         return found
 
     def _after(self, inode: Inode) -> list[Inode]:
-        """Spilled files of the block after this one in its prompt, the newest of several."""
+        """Absent files of the block after this one in its prompt, the newest of several."""
         inos = self.ledger.accounts.followers.after(inode.namespace, key_of(inode))
         current = filter(None, map(self.ledger.table.inode, inos[-NEAR:]))
-        files = [one for one in current if one.parent_key == key_of(inode) and one.in_bucket]
+        files = [one for one in current if one.parent_key == key_of(inode) and self._fetcher(one)]
         if not files:
             return []
         newest = max(files, key=lambda one: one.ino)
@@ -253,7 +279,7 @@ class Prefetch:
                 break
             if ino not in self._coming:
                 del self._unused[ino]
-                self.counters["prefetch_wasted"] += 1
+                taken.counters["prefetch_wasted"] += 1
 
     # The `PrefetchRequest`
 
@@ -266,8 +292,11 @@ class Prefetch:
         taken = sum(one.cost for one in self._unused.values() if one.tier is tier)
         if taken + cost > tier.capacity // SHARE:
             return False
+        fetcher = self._fetcher(inode)
+        if fetcher is None:
+            return False
         self._unused.pop(inode.ino, None)
-        self._unused[inode.ino] = _Taken(tier, cost, trio.current_time())
+        self._unused[inode.ino] = _Taken(tier, cost, trio.current_time(), fetcher.counters)
         self._coming.add(inode.ino)
         return True
 
@@ -275,9 +304,10 @@ class Prefetch:
         if inode.ino not in self._coming:
             return  # the fetch did not begin, or an open took it over before
         self._coming.remove(inode.ino)
+        taken = self._unused[inode.ino]
         if problem is None:
-            self.counters["prefetched"] += 1
-            self.counters["prefetch_used"] += joined
+            taken.counters["prefetched"] += 1
+            taken.counters["prefetch_used"] += joined
         if joined or problem is not None:
             del self._unused[inode.ino]
 

@@ -1,0 +1,1 @@
+"""Turns, room and prefetch: shared by the fetches from a bucket and from other nodes."""
