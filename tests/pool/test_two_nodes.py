@@ -233,8 +233,10 @@ def test_evicted_object_stays_with_the_other(pool: str, mount: Mount) -> None:
 def test_killed_daemon_costs_no_miss(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
+    before = a.status()["pool"]["node"]
     a.kill_daemon()
     wait_for(lambda: a.status()["pool"], "a new daemon serves")
+    assert a.status()["pool"]["node"] == before == a.status()["identity"]
     gets(b, "block", b"x" * MIB)
 
 

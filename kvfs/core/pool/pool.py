@@ -57,7 +57,7 @@ class Pool:
     ) -> None:
         self.member = member
         self.ledger = transfers.ledger
-        self.servers = Servers(member.place, member.credentials)
+        self.servers = Servers.of_member(member)
         self.nginx = Nginx(member.folder)
         self._ended = False
         self.serves = False  # nginx answers
