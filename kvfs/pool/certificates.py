@@ -10,8 +10,6 @@ from pathlib import Path
 
 from kvfs.errors import ConfigError
 
-EXPECTED = "expected ca.pem, cert.pem and key.pem in it"
-
 
 def of_peers(folder: Path) -> ssl.SSLContext:
     """Return a context that knows only the pool's own authority, and shows our certificate."""
@@ -63,4 +61,6 @@ def _load(context: ssl.SSLContext, folder: Path) -> None:
         context.load_verify_locations(folder / "ca.pem")
         context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
     except OSError as error:
-        raise ConfigError(f"pool_tls={folder}: {error}: {EXPECTED}") from None
+        raise ConfigError(
+            f"pool_tls={folder}: {error}: expected ca.pem, cert.pem and key.pem in it"
+        ) from None

@@ -66,7 +66,7 @@ async def _expect_index(member: Membership, index: Index) -> None:
             await index.expect_usable()
             break
         except IndexRefusedError as error:
-            raise ConfigError(f"pool={member.place}: {error}") from None
+            raise ConfigError(f"pool={member.place}: the index refuses us: {error}") from None
         except IndexDownError as error:
             if trio.current_time() > until:
                 raise IndexDownError(

@@ -97,6 +97,7 @@ class Pool:
         """Be a member of the pool, for ever."""
         self.ledger.catalog.watchers.append(self.announcer.changing)
         self.ledger.removals.withdrawn = self.announcer.withdrawn
+        self.ledger.namespaces.pool_switched = self.announcer.switched
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.servers.run)
             await self._serve_once()
