@@ -115,6 +115,11 @@ class Settings:
         kind=SWITCH,
         meaning="fetch the next blocks of a prefix from the bucket or other nodes ahead of their opens",
     )
+    pool: bool = _setting(
+        default=True,
+        kind=SWITCH,
+        meaning="share its objects with the other nodes of the pool",
+    )
     prefix: bool = _setting(
         default=False,
         kind=SWITCH,

@@ -72,7 +72,8 @@ class Mount:
             own_files.ensure_folder(self.directory / name)
         self.started = time.monotonic()
         self.bucket = bucket.prepare(live, self.directory, takeover=self.takeover)
-        self.member = pool.prepare(config, self.directory, takeover=self.takeover)
+        node = bucket.identity(config) if self.bucket is None else self.bucket.identity
+        self.member = pool.prepare(config, self.directory, identity=node, takeover=self.takeover)
         self.events = Events()
         self.discard_until = 0.0  # an unmount before this time writes nothing back
         self._fast_failed = ""
@@ -84,7 +85,9 @@ class Mount:
             self.session_file = open_file(session_file, config.mountpoint)
         else:
             self.session_file = create_file(session_file, config.mountpoint)
-        self.storage = MountStorage(config, self.directory, self.bucket, takeover=self.takeover)
+        self.storage = MountStorage(
+            config, self.directory, self.bucket, takeover=self.takeover, fresh=node
+        )
         self.ledger = self.storage.open(self.backings.invalidate_name)
         self.exporters: list[Exporter] = []
         try:

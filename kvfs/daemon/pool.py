@@ -11,7 +11,6 @@ from pathlib import Path
 
 from kvfs import own_files, runtime
 from kvfs.config import Config
-from kvfs.daemon import bucket
 from kvfs.errors import ConfigError
 from kvfs.pool.member import Membership
 
@@ -19,7 +18,7 @@ EXTRA = "pip install 'kvfs[pool]'"
 PORT = 7373  # of nginx, if pool_address has none
 
 
-def prepare(config: Config, directory: Path, *, takeover: bool) -> Membership | None:
+def prepare(config: Config, directory: Path, *, identity: str, takeover: bool) -> Membership | None:
     """Return the membership that the options describe; None without a pool."""
     place = config.pool_place
     if place is None:
@@ -35,7 +34,7 @@ def prepare(config: Config, directory: Path, *, takeover: bool) -> Membership | 
     member = Membership(
         place=place,
         credentials=credentials.read(config.pool_credentials, os.environ),
-        node=bucket.identity(config),
+        node=identity,
         incarnation=_incarnation(noted, takeover=takeover),
         address=address,
         folder=directory / "nginx",

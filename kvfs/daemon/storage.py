@@ -35,12 +35,22 @@ class MountStorage:
     """Tiers, catalog and session. `relied_on`: a successor will need the RAM tier's files."""
 
     def __init__(
-        self, config: Config, directory: Path, bucket: Bucket | None, *, takeover: bool
+        self,
+        config: Config,
+        directory: Path,
+        bucket: Bucket | None,
+        *,
+        takeover: bool,
+        fresh: str = "",
     ) -> None:
-        """directory: the mount's runtime files; a file there has the identity of the NVMe tier."""
+        """directory: the mount's runtime files; a file there has the identity of the NVMe tier.
+
+        fresh: the identity of a new NVMe directory. The bucket and the pool know it already.
+        """
         self.config = config
         self.bucket = bucket
         self.directory = directory
+        self._fresh = fresh
         self.takeover = self.relied_on = takeover
         self._nvme: NvmeTier | None = None
         self._ram: RamTier | None = None
@@ -73,7 +83,7 @@ class MountStorage:
                 config.nvme,
                 config.nvme_size,
                 expected=self._identity_before(),
-                fresh="" if self.bucket is None else self.bucket.identity,
+                fresh=self._fresh,
             )
             self._nvme.capacity_excludes_objects = "nvme_size" in config.fitted
             self._nvme.write_holder(f"process {os.getpid()}, mounted on {config.mountpoint}")

@@ -12,8 +12,8 @@ import socket
 import trio
 
 from kvfs.errors import ConfigError
-from kvfs.pool import nginx
-from kvfs.pool.errors import IndexDownError
+from kvfs.pool import certificates, nginx
+from kvfs.pool.errors import IndexDownError, IndexRefusedError
 from kvfs.pool.index import Index
 from kvfs.pool.member import Membership
 from kvfs.pool.place import PoolPlace
@@ -26,16 +26,20 @@ TRY_S = 0.05  # s between two questions meanwhile
 def expect_usable(member: Membership, *, required: bool) -> None:
     """Check this node's part and the index.
 
-    Raises ConfigError, and IndexDownError if the index is required and does not answer.
+    Raises ConfigError, also if the index refuses us, and IndexDownError if the index is required
+    and does not answer.
     """
     nginx.installed()
     nginx.account()
-    _expect_address(member)
-    if member.tls is None and not member.allow and not _is_loopback(member.address):
+    if member.tls is not None:
+        certificates.expect_match(member.tls)
+    ip = _ip(member)
+    if member.tls is None and not member.allow and not ip.is_loopback:
         raise ConfigError(
             f"pool_address={member.address}: all of its network could read the objects; give "
             "pool_allow=NETWORK or pool_tls=DIRECTORY"
         )
+    _expect_address(member, ip)
     failures: list[Exception] = []
     trio.run(_ask, member, failures)
     for error in failures:
@@ -44,7 +48,7 @@ def expect_usable(member: Membership, *, required: bool) -> None:
 
 
 async def _ask(member: Membership, failures: list[Exception]) -> None:
-    servers = Servers(member.place, member.credentials)
+    servers = Servers.of_member(member)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(servers.run)
         try:
@@ -61,6 +65,8 @@ async def _expect_index(member: Membership, index: Index) -> None:
         try:
             await index.expect_usable()
             break
+        except IndexRefusedError as error:
+            raise ConfigError(f"pool={member.place}: the index refuses us: {error}") from None
         except IndexDownError as error:
             if trio.current_time() > until:
                 raise IndexDownError(
@@ -79,29 +85,32 @@ async def _expect_index(member: Membership, index: Index) -> None:
         )
 
 
-def _expect_address(member: Membership) -> None:
+def _ip(member: Membership) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Return the address at which others read from here. Raises ConfigError."""
     host, _, port = member.address.rpartition(":")
     try:
-        ip = ipaddress.ip_address(host.strip("[]"))
-        number = int(port)
+        found = ipaddress.ip_address(host.strip("[]"))
+        if found.is_unspecified or not 0 < int(port) < 1 << 16:
+            raise ValueError("other nodes cannot connect to it")
     except ValueError:
         raise ConfigError(
             f"pool_address={member.address}: expected IP or IP:PORT, as 10.0.0.5:7373"
         ) from None
+    return found
+
+
+def _expect_address(member: Membership, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    port = int(member.address.rpartition(":")[2])
     family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET  # noqa: PLR2004
     with socket.socket(family, socket.SOCK_STREAM) as trying:
         trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            trying.bind((str(ip), number))
+            trying.bind((str(ip), port))
         except OSError as error:
             raise ConfigError(
                 f"pool_address={member.address}: {os.strerror(error.errno or 0)}; expected an "
                 "address of this machine, with a free port"
             ) from None
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.rpartition(":")[0].strip("[]")).is_loopback
 
 
 def own_address(place: PoolPlace, port: int) -> str:

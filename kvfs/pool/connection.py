@@ -19,7 +19,7 @@ import hiredis
 import trio
 
 from kvfs.pool.credentials import Credentials
-from kvfs.pool.errors import IndexDownError
+from kvfs.pool.errors import IndexDownError, IndexRefusedError
 
 Word: TypeAlias = str | bytes | int | float
 Command: TypeAlias = tuple[Word, ...]
@@ -30,6 +30,7 @@ PIPELINE = 1024  # commands in one write
 BUFFER = 1 << 16
 DIAL_S = 2.0  # s for a connection, TLS and the greeting
 BROKEN = (OSError, trio.TooSlowError, trio.BrokenResourceError, hiredis.HiredisError)
+LASTING = (hiredis.ProtocolError, ssl.SSLError, IndexRefusedError)
 AGAIN_S = 0.5  # s between two tries to connect
 HUNG_S = 5.0  # s without a reply after which the connection is made anew
 IDLE_S = 3.0  # s without commands after which the server is asked whether it is still there
@@ -58,13 +59,14 @@ class Connection:
         self.credentials = credentials
         self.tls = tls
         self.why = "it was not asked yet"  # why it is down; "" while it is up
+        self._refused = False  # it is down for a reason that stays
         self._waiting: deque[_Call] = deque()
         self._wake = trio.Event()
 
     async def ask(self, commands: Sequence[Command], *, patience: float) -> list[Reply]:
         """Return a reply for each command. Raises IndexDownError."""
         if self.why:
-            raise IndexDownError(f"{self}: {self.why}")
+            raise (IndexRefusedError if self._refused else IndexDownError)(f"{self}: {self.why}")
         call = _Call(commands)
         self._waiting.append(call)
         self._wake.set()
@@ -86,9 +88,9 @@ class Connection:
                 with trio.fail_after(DIAL_S):
                     stream = await self.dial()
             except (*BROKEN, IndexDownError) as error:
-                self.why = reason(error)
+                self.why, self._refused = reason(error), is_lasting(error)
             else:
-                self.why = ""
+                self.why, self._refused = "", False
                 try:
                     await self._carry(stream)
                 finally:
@@ -107,7 +109,7 @@ class Connection:
             greeting: list[Command] = [words] if password else []
             for reply in await exchange(stream, hiredis.Reader(), [*greeting, ("PING",)]):
                 if isinstance(reply, ReplyError):
-                    raise IndexDownError(_refused(str(reply)))
+                    raise refusal(str(reply))
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
@@ -191,7 +193,17 @@ def reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _refused(reply: str) -> str:
-    if reply.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR invalid password")):
-        return f"{reply} (check pool_credentials=FILE, KVFS_POOL_USER and KVFS_POOL_PASSWORD)"
-    return reply
+def is_lasting(error: BaseException) -> bool:
+    """Whether a connection failed for a reason that only a person can mend."""
+    cause = error.__cause__ if isinstance(error, trio.BrokenResourceError) else None
+    failures = [one for one in (error, cause) if isinstance(one, LASTING)]
+    # A server that ends may cut off a handshake.
+    return bool(failures) and not isinstance(failures[-1], ssl.SSLEOFError)
+
+
+def refusal(reply: str, said_by: str = "") -> IndexDownError:
+    """Return the error of a command that the server refuses. said_by: goes before the reply."""
+    if reply.startswith(("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password")):
+        cure = "check pool_credentials=FILE, KVFS_POOL_USER and KVFS_POOL_PASSWORD"
+        return IndexRefusedError(f"{said_by}{reply} ({cure})")
+    return IndexDownError(f"{said_by}{reply}")

@@ -10,6 +10,10 @@ class IndexDownError(TierError):
     """The index does not answer, or not in time; or it refuses commands."""
 
 
+class IndexRefusedError(IndexDownError):
+    """The index is no Redis server, or does not take our password: time does not mend that."""
+
+
 class PeerError(TierError):
     """A peer did not give an object: it does not answer, or gives other bytes."""
 

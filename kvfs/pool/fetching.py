@@ -27,9 +27,9 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvfs.errors import ConfigError
 from kvfs.movement.copying import Moved
 from kvfs.movement.files import complete, part
+from kvfs.pool import certificates
 from kvfs.pool.errors import NoFileError, PeerError
 
 DIAL_S = 1.0  # s to connect, and for a handshake
@@ -220,18 +220,7 @@ def _receive(source: PeerFile, connection: socket.socket, buffer: memoryview) ->
 
 @cache
 def _context(folder: str) -> ssl.SSLContext:
-    """A context that knows only the pool's own authority, and shows our certificate."""
-    where = Path(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # nodes are addresses; the pool's authority vouches for them
-    try:
-        context.load_verify_locations(where / "ca.pem")
-        context.load_cert_chain(where / "cert.pem", where / "key.pem")
-    except OSError as error:
-        raise ConfigError(
-            f"pool_tls={folder}: {error}: expected ca.pem, cert.pem and key.pem in it"
-        ) from None
-    return context
+    return certificates.of_peers(Path(folder))
 
 
 def _named(source: PeerFile) -> str:

@@ -23,8 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from kvfs.errors import ConfigError
-from kvfs.pool.connection import Command, Reply, ReplyError
-from kvfs.pool.errors import IndexDownError
+from kvfs.pool.connection import Command, Reply, ReplyError, refusal
 from kvfs.pool.servers import Servers
 from kvfs.s3.errors import MetadataError
 from kvfs.s3.facts import Facts
@@ -299,7 +298,7 @@ class Index:
         replies = await self.servers.ask(commands, patience=patience)
         refused = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
         if refused is not None:
-            raise IndexDownError(f"pool={self.servers.place}: {refused}")
+            raise refusal(str(refused), f"pool={self.servers.place}: ")
         return replies
 
 

@@ -19,6 +19,7 @@ import hiredis
 import trio
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from kvfs.pool import certificates
 from kvfs.pool.connection import (
     BROKEN,
     DIAL_S,
@@ -27,10 +28,12 @@ from kvfs.pool.connection import (
     Reply,
     ReplyError,
     exchange,
+    is_lasting,
     reason,
 )
 from kvfs.pool.credentials import Credentials
-from kvfs.pool.errors import IndexDownError
+from kvfs.pool.errors import IndexDownError, IndexRefusedError
+from kvfs.pool.member import Membership
 from kvfs.pool.place import PoolPlace
 
 LOOK_S = 1.0  # s between two questions where the master is, or which server has which slots
@@ -56,14 +59,24 @@ class Servers:
         self._slots: list[Connection | None] = [None] * REDIS_CLUSTER_HASH_SLOTS  # of a cluster
         self._master: Connection | None = None  # if there is one server for all keys
         self._look = trio.Event()
+        self._refused = False  # none is known, for a reason that stays
+
+    @classmethod
+    def of_member(cls, member: Membership) -> "Servers":
+        """The servers as a member asks them. Raises ConfigError for its certificates."""
+        tls = certificates.of_index(member.tls) if member.place.tls else None
+        return cls(member.place, member.credentials, tls)
 
     async def ask(self, commands: Sequence[tuple[str, Command]], *, patience: float) -> list[Reply]:
         """Return the reply to each command; each comes with the key that finds its server."""
         if self.place.kind != "cluster":
             if self._master is None:
-                raise IndexDownError(f"{self.place}: {self.why}")
+                raise self._down(self.why)
             return await self._ask(self._master, [words for _, words in commands], patience)
         return await self._ask_cluster(commands, patience)
+
+    def _down(self, why: str) -> IndexDownError:
+        return (IndexRefusedError if self._refused else IndexDownError)(f"{self.place}: {why}")
 
     async def _ask_cluster(
         self, commands: Sequence[tuple[str, Command]], patience: float
@@ -72,7 +85,7 @@ class Servers:
         for number, (key, _) in enumerate(commands):
             server = self._slots[key_slot(key.encode())]
             if server is None:
-                raise IndexDownError(f"{self.place}: {self.why or 'no server has the slot'}")
+                raise self._down(self.why or "no server has the slot")
             by_server[server].append(number)
         replies: list[Reply] = [None] * len(commands)
         failures: list[IndexDownError] = []
@@ -138,9 +151,9 @@ class Servers:
                 self._look = trio.Event()
                 try:
                     self._keep(nursery, await self._found())
-                    self.why = ""
+                    self.why, self._refused = "", False
                 except IndexDownError as error:
-                    self.why = str(error)
+                    self.why, self._refused = str(error), isinstance(error, IndexRefusedError)
                     self._look.set()
                 if self.place.kind == "single":
                     await trio.sleep_forever()
@@ -169,14 +182,15 @@ class Servers:
         place = self.place
         if place.kind == "single":
             return {place.hosts[0]: []}
-        failures = []
+        failures, lasting = list[str](), True
         known = self._connections if place.kind == "cluster" else {}
         for host in dict.fromkeys([*known, *place.hosts]):
             try:
                 return await self._told_by(host)
             except (*BROKEN, IndexDownError) as error:
                 failures.append(f"{host[0]}:{host[1]}: {reason(error)}")
-        raise IndexDownError("; ".join(failures))
+                lasting = lasting and is_lasting(error)
+        raise (IndexRefusedError if lasting else IndexDownError)("; ".join(failures))
 
     async def _told_by(self, host: Address) -> dict[Address, list[range]]:
         """Return each server and its slots, as `host` tells. Raises what `dial` does, too."""

@@ -108,6 +108,14 @@ def sentinel(folder: Path, port: int, master: int, *lines: str) -> Path:
     return file
 
 
+def seen(watch: int, replica: int) -> bool:
+    """Whether a sentinel knows a replica that is connected."""
+    with contextlib.suppress(redis.RedisError):
+        told = redis.Redis(port=watch).sentinel_slaves("main")
+        return any(one["port"] == replica and not one["is_disconnected"] for one in told)
+    return False
+
+
 @contextlib.contextmanager
 def peer(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     """A TCP server, each of whose connections `serve` has in a thread of its own."""

@@ -24,7 +24,7 @@ from kvfs.pool.place import PoolPlace
 from kvfs.pool.servers import Servers
 from tests.harness import wait_for
 from tests.pool.authority import authority
-from tests.pool.servers import cluster, command, free_port, peer, sentinel, server, start
+from tests.pool.servers import cluster, command, free_port, peer, seen, sentinel, server, start
 from tests.pool.test_index import LIFE, A, facts, said
 
 PATIENCE_S = 30
@@ -346,13 +346,6 @@ def test_sentinels_name_a_new_master(tmp_path: Path) -> None:
             for one in watching:
                 one.kill()
                 one.wait()
-
-
-def seen(watch: int, replica: int) -> bool:
-    with contextlib.suppress(redis.RedisError):
-        told = redis.Redis(port=watch).sentinel_slaves("main")
-        return any(one["port"] == replica and not one["is_disconnected"] for one in told)
-    return False
 
 
 def test_sentinel_with_a_password_and_service_that_it_does_not_know(tmp_path: Path) -> None:

@@ -140,6 +140,15 @@ def test_unlinked_object_is_gone_everywhere(pool: str, mount: Mount) -> None:
     wait_for(lambda: absent(b.path / "block"), "the other node lets its copy go")
 
 
+def test_name_that_was_only_looked_up_goes_with_its_object(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x")
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
+    (a.path / "block").unlink()
+    wait_for(lambda: absent(b.path / "block"), "the other node forgets the name")
+    assert b.status()["pool"]["counters"]["unlinked"] == 0
+
+
 def test_rewritten_object_has_its_new_bytes(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x")
@@ -233,8 +242,10 @@ def test_evicted_object_stays_with_the_other(pool: str, mount: Mount) -> None:
 def test_killed_daemon_costs_no_miss(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
+    before = a.status()["pool"]["node"]
     a.kill_daemon()
     wait_for(lambda: a.status()["pool"], "a new daemon serves")
+    assert a.status()["pool"]["node"] == before == a.status()["identity"]
     gets(b, "block", b"x" * MIB)
 
 
@@ -450,3 +461,63 @@ def test_match_forgets_a_block_whose_node_has_left(pool: str, mount: Mount) -> N
     a.umount("--now")
     wait_for(lambda: all(read(path) is None for path in paths), "nobody gives them")
     wait_for(lambda: ask(b.path / "blocks", keys).blocks == 0, "b knows none")
+
+
+def make_namespace(kv: Mounted, **settings: str) -> None:
+    request(kv.path, "ns_create", name="ns", settings=settings, uid=0, gid=0)
+
+
+def change_namespace(kv: Mounted, setting: str, value: str) -> None:
+    os.setxattr(kv.path / "ns", f"user.kvfs.{setting}", value.encode())
+
+
+def test_namespace_with_pool_off_is_in_no_index(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    make_namespace(a, pool="off")
+    make_namespace(b)
+    (a.path / "ns" / "of a").write_bytes(b"a")
+    write(b, "ns/of b", b"b")
+    write(a, "other", b"x")  # after this, `of a` would be announced
+    assert announced(a) == 1
+    assert not redis.Redis(port=port_of(pool)).keys("*of a")
+    assert absent(b.path / "ns" / "of a")
+    assert absent(a.path / "ns" / "of b")
+    assert os.listdir(a.path / "ns") == ["of a"]
+    assert a.status()["pool"]["counters"]["found"] == 0
+
+
+def test_namespace_that_leaves_the_pool_is_withdrawn(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        make_namespace(kv)
+    names = [f"ns/{number}" for number in range(5)]
+    for name in names:
+        write(a, name, name.encode())
+    gets(b, names[0], names[0].encode())
+    wait_for(lambda: not absent(b.path / names[1]), "a remote name is known")
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    change_namespace(a, "pool", "off")
+    wait_for(lambda: announced(a) == 0, "they are withdrawn")
+    assert read(b.path / names[0]) == names[0].encode()
+    wait_for(lambda: all(absent(b.path / name) for name in names[1:]), "the others are misses")
+    (a.path / names[0]).unlink()
+    write(a, "other", b"x")
+    assert read(b.path / names[0]) == names[0].encode()
+    assert absent(a.path / names[0])
+    change_namespace(a, "pool", "on")
+    wait_for(lambda: announced(a) == len(names), "they are announced again, with the other one")
+    for name in names[1:]:
+        gets(b, name, name.encode())
+    gets(a, names[0], names[0].encode())
+
+
+def test_remote_names_go_when_a_namespace_leaves_the_pool(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        make_namespace(kv)
+    write(a, "ns/block", b"x")
+    wait_for(lambda: not absent(b.path / "ns" / "block"), "the name is known")
+    change_namespace(b, "pool", "off")
+    wait_for(lambda: absent(b.path / "ns" / "block"), "the name is forgotten")
+    assert os.listdir(b.path / "ns") == []
+    assert b.status()["pool"]["counters"]["unlinked"] == 0

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -565,6 +566,14 @@ def test_an_upgrade_to_an_address_that_is_not_to_be_had_is_refused(tmp_path: Pat
 )
 def test_addresses_that_differ_are_taken(options: str) -> None:
     Config.from_options(KV, f"ram=16M,{options}")
+
+
+def test_each_path_comes_back_from_json() -> None:
+    names = [item.name for item in fields(Config) if item.type in {Path, Path | None}]
+    values = {name: f"/x/{name}" for name in names}
+    config = Config.from_json(json.dumps(values))
+    assert {"mountpoint", "pool_tls", "pool_credentials"} <= set(names)
+    assert Config.from_json(config.to_json()) == config
 
 
 def test_an_upgrade_to_one_address_for_both_is_refused() -> None:

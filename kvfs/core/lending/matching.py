@@ -75,7 +75,8 @@ class _MatchQuestion:
     async def answer(self) -> MatchAnswer:
         request = self.request
         found = await self._answer(request)
-        if found.blocks < request.blocks and self.elsewhere is not None:
+        asks = found.blocks < request.blocks and self.space.settings.pool
+        if asks and self.elsewhere is not None:
             found = await self._with_pool(found, self.elsewhere)
         if found.blocks < request.blocks:  # the first block that is not there is a miss
             key = request.keys[KEY_BYTES * found.blocks : KEY_BYTES * (found.blocks + 1)]

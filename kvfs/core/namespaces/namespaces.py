@@ -63,6 +63,8 @@ class Namespaces:
         self.access_log = AccessLog(self.places, self.name)
         self._bring_opens: Callable[[], None] = lambda: None
         self._settings_change: Callable[[], None] = lambda: None
+        # Called with a namespace whose `pool` was switched: core/pool/announcer.py.
+        self.pool_switched: Callable[[int], None] = lambda _ino: None
         for ino, text in catalog.marks(keys.SETTINGS):
             self._load(ino, text)
         for ino, value in catalog.marks(keys.DROPPED):
@@ -284,6 +286,8 @@ class Namespaces:
         if full and found.drops is None and _lowers_quota(before, settings):
             found.drops = Drops("quota")  # until `Quota.bring_within` has ended
         self._look_around()
+        if settings.pool != before.pool:
+            self.pool_switched(ino)
 
     def forget(self, ino: int, batch: Batch) -> None:
         """Forget a namespace: its directory was empty, and is removed."""

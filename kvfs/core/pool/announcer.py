@@ -7,6 +7,7 @@ mover computes the digest of an object that only RAM has.
 
 - An object that kvfs dropped by itself is *withdrawn*: other nodes keep theirs.
 - An object that a program unlinked, renamed or rewrote is *unlinked* for all nodes.
+- An object in a namespace with `pool=off` is withdrawn, whatever a program does with it.
 - If the index has another object by the name, this node keeps its own to itself (`conflict`).
 - An object is *fresh* until the index has it: only a fresh one may take a name that was unlinked.
 
@@ -55,6 +56,7 @@ class _Told(NamedTuple):
     key: str
     version: int
     digest: bytes
+    shared: bool = True  # changes of its name are for all nodes
 
 
 class Announcer:
@@ -116,7 +118,8 @@ class Announcer:
             known = self.ledger.catalog.inode(ino)
             key = None if known is None else self.entries.key(known)
             if known is not None and key is not None:
-                self._told[ino] = _Told(key, known.version, known.digest)
+                shared = self.entries.is_shared(known)
+                self._told[ino] = _Told(key, known.version, known.digest, shared)
                 self.entries.leaving.changes(key, ino)
         self._changed.setdefault(ino, trio.current_time())
         self._wake.set()
@@ -131,6 +134,35 @@ class Announcer:
     def moved(self, directory: int, folder: str) -> None:
         """Learn that a directory whose names `folder` listed has another path."""
         start_task("the new names of a directory", partial(self._follow, directory, folder))
+
+    def switched(self, namespace: int) -> None:
+        """Learn that a namespace takes part in the pool, or does not any more."""
+        start_task("a namespace that joins or leaves the pool", partial(self._switch, namespace))
+
+    async def _switch(self, namespace: int) -> None:
+        """Announce or withdraw the objects of a namespace, and forget names of other nodes."""
+        at, catalog = 0, self.ledger.catalog
+        while found := catalog.inodes_after(at, STEP):
+            at = found[-1].ino
+            for inode in found:
+                if inode.namespace != namespace or not inode.is_file:
+                    continue
+                if inode.in_pool and not self.entries.is_shared(inode):
+                    await self._forget(inode.ino)
+                elif (key := self.entries.key(inode)) is not None:
+                    if inode.ino in self.announced and not self.entries.is_shared(inode):
+                        told = _Told(key, inode.version, inode.digest, shared=False)
+                        self._told.setdefault(inode.ino, told)
+                    self.announce(inode.ino)
+            await trio.sleep(REBUILD_PAUSE)
+
+    async def _forget(self, ino: int) -> None:
+        """Forget the name of an object that only other nodes have."""
+        try:
+            async with self.ledger.table.locked(ino):
+                self.entries.forget(ino)
+        except KvfsError as error:
+            log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
 
     async def _follow(self, directory: int, folder: str) -> None:
         """Note all announced objects below a directory as changed, with their keys of before."""
@@ -242,9 +274,9 @@ class Announcer:
             before = told.get(ino)
             wanted = None if inode is None else self._wanted(inode, before)
             if before is not None:
-                same = inode is not None and (inode.version, inode.digest) == before[1:]
+                same = inode is not None and (inode.version, inode.digest) == before[1:3]
                 stays = same and inode is not None and self.entries.key(inode) == before.key
-                if not stays and ino not in dropped:
+                if not stays and before.shared and ino not in dropped:
                     gone[ino] = before
                 elif not (stays and wanted is not None) and ino in self.announced:
                     left.append(before.key)
@@ -272,7 +304,7 @@ class Announcer:
         ledger = self.ledger
         if not inode.is_file or not inode.sealed or not inode.links or inode.in_pool:
             return None
-        if ledger.removals.is_gone(inode):
+        if ledger.removals.is_gone(inode) or not self.entries.is_shared(inode):
             return None
         if inode.ino in ledger.table.staging:
             self._flushed[inode.ino] = trio.current_time()

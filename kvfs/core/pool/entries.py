@@ -33,8 +33,12 @@ class PoolEntries:
 
     # Keys
 
+    def is_shared(self, inode: Inode) -> bool:
+        """Whether the namespace of a file or directory takes part in the pool."""
+        return self.namespaces.of(inode).settings.pool
+
     def key(self, inode: Inode) -> str | None:
-        """The key of an object by its first name; None if it belongs to this node only."""
+        """The key of an object by its first name, shared or not; None if it can have none."""
         found = self.catalog.first_name(inode)
         if found is None or found[0] is None:
             return None
@@ -47,7 +51,7 @@ class PoolEntries:
     def key_of_name(self, parent: int, name: bytes) -> tuple[str, str] | None:
         """The key of a name that is not known here, and its folder if it may be a directory."""
         directory = self._directory(parent)
-        if directory is None or not is_name(name, parent):
+        if directory is None or not is_name(name, parent) or not self.is_shared(directory):
             return None
         called = self.namespaces.bucket_name(directory, name)
         if called is None or self.namespaces.places.is_temporary(directory, name):
@@ -58,8 +62,10 @@ class PoolEntries:
         return self.keys.of(called), folder
 
     def folder(self, ino: int) -> str | None:
-        """The folder that lists the names in a directory; None if there can be none."""
+        """The folder that lists the names in a directory; None if the pool has none for it."""
         directory = self._directory(ino)
+        if directory is not None and not self.is_shared(directory):
+            return None
         called = None if directory is None else self.namespaces.bucket_name(directory, b"x")
         if called is None:
             return None

@@ -131,8 +131,8 @@ class PoolFetch:
     async def _fetch(self, running: Fetch) -> None:
         inode = running.inode
         key = self.entries.key(inode)
-        if key is None:
-            raise StaleError(f"{self._named(inode.ino)} has lost its name")
+        if key is None or not self.entries.is_shared(inode):
+            raise StaleError(f"{self._named(inode.ino)} has lost its name, or left the pool")
         failures: list[str] = []
         try:
             if await self._try_owners(key, running, failures):

@@ -58,7 +58,7 @@ class Pool:
     ) -> None:
         self.member = member
         self.ledger = transfers.ledger
-        self.servers = Servers(member.place, member.credentials)
+        self.servers = Servers.of_member(member)
         self.nginx = Nginx(member.folder)
         self._ended = False
         self.serves = False  # nginx answers
@@ -100,6 +100,7 @@ class Pool:
         """Be a member of the pool, for ever."""
         self.ledger.catalog.watchers.append(self.announcer.changing)
         self.ledger.removals.withdrawn = self.announcer.withdrawn
+        self.ledger.namespaces.pool_switched = self.announcer.switched
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.servers.run)
             await self._serve_once()

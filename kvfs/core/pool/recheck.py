@@ -3,17 +3,22 @@
 Contract: `look` never waits: it asks in the background, about an object at most once in RECHECK
 seconds, and at most BEHIND at a time. An object that the index does not have stays, and is
 announced again: an index may be lost. An object goes if the index says that its digest was
-unlinked, or that another object has its name.
+unlinked, or that another object has its name. The name of an object that is only elsewhere goes as
+soon as no live node has the object.
 """
 
+import logging
 from functools import partial
 
 from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.announcer import Announcer
 from kvfs.core.shared_work import start_task
+from kvfs.errors import CatalogError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import LONG, GoneEntry
+from kvfs.pool.index import LONG, GoneEntry, PoolEntry
+
+log = logging.getLogger(__name__)
 
 RECHECK = 1.0  # s for which the index is believed about an object that is here
 BEHIND = 64  # questions under way
@@ -31,7 +36,8 @@ class Recheck:
     def look(self, inode: Inode) -> None:
         """Compare an object that a program has looked up."""
         ino = inode.ino
-        if ino not in self.announcer.announced or self._asked.age(ino) < RECHECK:
+        known = inode.in_pool or ino in self.announcer.announced
+        if not known or self._asked.age(ino) < RECHECK:
             return
         if self._running < BEHIND and self.announcer.lookup.may_ask():
             self._asked.note(ino)
@@ -45,7 +51,9 @@ class Recheck:
             if key is None:
                 return
             (entry,) = await self.announcer.index.find([key], patience=LONG)
-            if entry is None:
+            if inode is not None and inode.in_pool:
+                await self._expect_there(inode, entry)
+            elif entry is None:
                 self.announcer.announce(ino)
             elif isinstance(entry, GoneEntry):
                 if entry.digest == digest:
@@ -54,5 +62,19 @@ class Recheck:
                 self.announcer.let_go(ino, digest)
         except IndexDownError as error:
             self.announcer.lookup.failed(error)
+        except CatalogError as error:
+            log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
         finally:
             self._running -= 1
+
+    async def _expect_there(self, inode: Inode, entry: PoolEntry | GoneEntry | None) -> None:
+        """Forget a remote object that no live node has any more. Raises IndexDownError."""
+        lookup = self.announcer.lookup
+        if (
+            isinstance(entry, PoolEntry)
+            and entry.facts.digest == inode.digest
+            and await lookup.peers.usable(entry)
+        ):
+            return
+        async with self.ledger.table.locked(inode.ino):
+            lookup.entries.forget(inode.ino)

@@ -1,0 +1,66 @@
+"""The certificates of a node: ca.pem, cert.pem and key.pem in the directory of `pool_tls=`.
+
+Contract: each function reads the files when it is called, and raises ConfigError with the directory
+and the cure. The authority in ca.pem is the pool's own: it vouches for each node, so a certificate
+needs no name. The certificate of the index needs the name by which the index is asked.
+"""
+
+import ssl
+from pathlib import Path
+
+from kvfs.errors import ConfigError
+
+
+def of_peers(folder: Path) -> ssl.SSLContext:
+    """Return a context that knows only the pool's own authority, and shows our certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # nodes are addresses
+    _load(context, folder)
+    return context
+
+
+def of_index(folder: Path | None) -> ssl.SSLContext:
+    """Return a context for the index: it knows the machine's authorities, and the pool's."""
+    context = ssl.create_default_context()
+    if folder is not None:
+        _load(context, folder)
+    return context
+
+
+def expect_match(folder: Path) -> None:
+    """Check that a node with these files accepts itself: a handshake in memory."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.verify_mode = ssl.CERT_REQUIRED
+    _load(server, folder)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        of_peers(folder).wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    try:
+        while ends:
+            ends = [end for end in ends if not _is_done(end)]
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"pool_tls={folder}: {error}: expected a cert.pem that ca.pem has signed, and that is "
+            "valid now"
+        ) from None
+
+
+def _is_done(end: ssl.SSLObject) -> bool:
+    """Take a step of a handshake, and return whether that was the last. Raises SSLError."""
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True
+
+
+def _load(context: ssl.SSLContext, folder: Path) -> None:
+    try:
+        context.load_verify_locations(folder / "ca.pem")
+        context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    except OSError as error:
+        raise ConfigError(
+            f"pool_tls={folder}: {error}: expected ca.pem, cert.pem and key.pem in it"
+        ) from None
