@@ -23,6 +23,7 @@ from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.fetch import PoolFetch
 from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.pool.owners import owners
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.recheck import Recheck
 from kvfs.errors import ConfigError, KvfsError
@@ -204,6 +205,10 @@ class Pool:
             for (node, at), lease in zip(seen.items(), leases, strict=True)
         ]
         return found
+
+    async def owners(self, inode: Inode) -> Mapping[str, Any]:
+        """The nodes that have a file, for `kvfs stat`. It waits for the index as an open does."""
+        return await owners(self.lookup, inode, self.fetcher.wait)
 
     def status(self) -> Mapping[str, Any]:
         """The state, for `kvfs status`."""

@@ -302,6 +302,13 @@ async function showObjects() {
   $("objects-age").textContent = age;
 }
 
+function owners(pool) {
+  if (pool.entry === "unknown") return "the index of the pool does not answer";
+  if (pool.entry === "other") return "another object has its name in the pool";
+  const nodes = pool.nodes.map((one) => `${seen(one.host)}: ${one.tier}${one.this ? ", this node" : ""}`);
+  return (pool.remote ? ["only other nodes:", ...nodes] : nodes).join("\n") || "none in the pool";
+}
+
 function life(found) {
   const rows = [["path", seen(found.path) || "(the mount, or without a name)"], ["kind", found.kind]];
   const add = (name, text) => { if (text) rows.push([name, text]); };
@@ -314,6 +321,7 @@ function life(found) {
     add("xxh3-128", found.digest || "not computed yet");
     add("tiers", Object.entries(found.tiers).map(([name, tier]) =>
       `${name}: ${size(tier.bytes)}${tier.packed ? ", packed by " + tier.packed.codec : ""}${tier.current === false ? ", not the present object" : ""}`).join("\n") || "no tier has it");
+    if (found.pool) add("nodes with it", owners(found.pool));
     const due = found.dirty.due ? `, due ${moment(found.dirty.due)}` : "";
     add("to upload", found.dirty.s3 === "yes" ? "yes" + due : found.dirty.s3 === "conflict" ? "no: another object has its name in the bucket" : found.dirty.nvme ? "no; only RAM has it so far" : "no");
     add("open", found.open ? `${found.open.readers} readers, ${found.open.writers} writers in ${found.open.tier}` : "no");
