@@ -1,5 +1,6 @@
 """`kvfs pool`: the nodes of a pool, and this node's part in it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ def _show(found: dict[str, Any]) -> None:
     screen().print(*shown(found))
 
 
+def _served(counters: dict[str, int]) -> Iterator[tuple[str, str]]:
+    if "served" in counters:  # an earlier daemon does not count
+        yield "served", f"{counters['served']} reads, {human(counters['served_bytes'])}"
+
+
 def shown(found: dict[str, Any]) -> list[RenderableType]:
     """Return this node's part, and a row for each node."""
     index, counters = found["index"], found["counters"]
@@ -41,6 +47,7 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
         ("waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"),
         ("fetched", f"{counters['fetched']} objects, {human(counters['fetched_bytes'])}"),
         ("failed requests", str(counters["failed"])),
+        *_served(counters),
         ("conflicts", str(counters["conflicts"])),
     ]
     rows = [

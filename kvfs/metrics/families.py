@@ -92,8 +92,9 @@ def _of_pool(*path: str) -> Read:
         found: Any = status.get("pool")  # an earlier daemon has none
         if found is not None:
             for name in path:
-                found = found[name]
-            yield (), found
+                found = found.get(name)  # an earlier daemon lacks some
+            if found is not None:
+                yield (), found
 
     return read
 
@@ -173,12 +174,21 @@ def _latencies(kind: str) -> Read:
     """Read a histogram: (upper bound, count of at most that), and the sum of seconds."""
 
     def read(status: Status) -> Samples:
-        bounds = [*map(str, status["latencies"]["bounds_s"]), "+Inf"]
         for tier, found in status["latencies"][kind].items():
-            buckets = list(zip(bounds, accumulate(found["counts"]), strict=True))
-            yield (tier,), (buckets, found["sum_s"])
+            yield (tier,), _histogram(status, found)
 
     return read
+
+
+def _histogram(status: Status, found: Mapping[str, Any]) -> tuple[list[tuple[str, int]], float]:
+    bounds = [*map(str, status["latencies"]["bounds_s"]), "+Inf"]
+    return list(zip(bounds, accumulate(found["counts"]), strict=True)), found["sum_s"]
+
+
+def _fetch_seconds(status: Status) -> Samples:
+    found = (status.get("pool") or {}).get("fetch_seconds")  # an earlier daemon has none
+    if found is not None:
+        yield (), _histogram(status, found)
 
 
 # Namespaces
@@ -625,6 +635,20 @@ METRICS = (
     _pool_counter("fetches", "Objects fetched from other nodes.", "fetched"),
     _pool_counter("fetch_bytes", "Bytes of the objects fetched from other nodes.", "fetched_bytes"),
     _pool_counter("fetch_failures", "Requests to other nodes that failed.", "failed"),
+    Metric(
+        *("kvfs_pool_fetch_seconds", "histogram", ()),
+        *("Seconds from the beginning to the end of an object's fetch.", _fetch_seconds),
+    ),
+    _pool_counter("served_requests", "Reads of objects here by other nodes.", "served"),
+    _pool_counter("served_bytes", "Bytes of objects sent to other nodes.", "served_bytes"),
+    _pool_counter(
+        "served_failures",
+        "Reads by other nodes that got no bytes, of objects that have gone.",
+        "served_failed",
+    ),
+    _pool_counter(
+        "reports_refused", "Datagrams that are no reports of nginx about a read.", "reports_wrong"
+    ),
     _pool_counter(
         "objects_in_conflict", "Objects whose name another node announced first.", "conflicts"
     ),

@@ -3,12 +3,14 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import redis
 
+from kvfs import runtime
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 from tests.pool.test_two_nodes import absent, announced, node, write
@@ -76,3 +78,70 @@ def test_stat_of_a_mount_without_a_pool(kv: Mounted) -> None:
     (kv.path / "block").write_bytes(b"x")
     assert stat(kv.path / "block")["pool"] is None
     assert absent(kv.path / "none")
+
+
+def served(kv: Mounted) -> dict[str, int]:
+    counters = kv.status()["pool"]["counters"]
+    return {name: counters[name] for name in ("served", "served_bytes")}
+
+
+def place(path: Path) -> int:
+    """The place of a file in the order of eviction of its only tier: 0 goes next."""
+    found: int = stat(path)["heat"]["orders"][0]["place"]
+    return found
+
+
+def test_read_by_a_peer_is_a_use_here(pool: str, mount: Mount) -> None:
+    only_ram = pool.replace("nvme={tmp}/NAME-nvme,nvme_size=256M,", "")
+    a, b = node(mount, only_ram, "a"), node(mount, pool, "b")
+    run("ns", "set", a.path, "eviction=lru")
+    for name in ("old", "new"):
+        write(a, name, name.encode() * MIB)
+    a.idle()
+    assert (place(a.path / "old"), place(a.path / "new")) == (0, 1)
+    before = stat(a.path / "old")
+    assert (b.path / "old").read_bytes() == b"old" * MIB
+    wait_for(
+        lambda: served(a) == {"served": 1, "served_bytes": 3 * MIB}, "nginx has reported the read"
+    )
+    assert (place(a.path / "old"), place(a.path / "new")) == (1, 0)
+    after = stat(a.path / "old")
+    assert after["atime"] > before["atime"]
+    assert after["heat"]["opens"] == before["heat"]["opens"]
+    assert sum(tier["hits"] for tier in a.status()["tiers"].values()) == 0
+    assert "1 reads, 3.0 MiB" in run("pool", a.path)
+    assert sum(b.status()["pool"]["fetch_seconds"]["counts"]) == 1
+
+
+def test_wrong_reports_are_counted_and_ignored(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    reports = runtime.runtime_dir(a.path) / "nginx" / "reports"
+    ino = (a.path / "block").stat().st_ino
+    wrong = [b"", b"x", b"\xff" * 4000, b"<190>x kvfs: /ram/../../etc 200 1"]
+    unknown = [
+        f"<190>x kvfs: /ram/00/{ino:x}.ffff 200 1".encode(),
+        b"<190>x kvfs: /ram/00/" + b"f" * 64 + b".1 200 1",
+        b"<190>x kvfs: /ram/00/fffff.1 404 1",
+    ]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+        for datagram in (*wrong, *unknown):
+            sending.sendto(datagram, str(reports))
+
+    def counters() -> dict[str, int]:
+        found: dict[str, int] = a.status()["pool"]["counters"]
+        return found
+
+    wait_for(lambda: counters()["served_failed"] == 1, "the last one is read")
+    assert (counters()["reports_wrong"], counters()["served"]) == (len(wrong), 2)
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: counters()["served"] == 3, "a true report is counted as before")
+
+
+def test_reads_are_counted_by_the_next_daemon(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    a.kill_daemon()
+    wait_for(lambda: a.status()["pool"]["serves"], "a new daemon serves")
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: served(a)["served"] == 1, "nginx reports to the new daemon")

@@ -40,6 +40,7 @@ POOL_COUNTERS = (
     *("lookups", "found", "absent_cached", "failures"),
     *("fetched", "fetched_bytes", "failed"),
     *("announced", "withdrawn", "unlinked", "conflicts", "stale"),
+    *("served", "served_bytes", "served_failed", "reports_wrong"),
 )
 
 
@@ -62,6 +63,8 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
     for kind in (latencies.open, latencies.hydrate, latencies.seal):
         for one in kind.values():
             one.counts[1], one.seconds = next(unique), next(unique)
+    fetches = Histogram()
+    fetches.counts[1], fetches.seconds = next(unique), next(unique)
     dirty = ("dirty_bytes", "dirty_objects", "dirty_most_bytes", "oldest_dirty_s", "to_delete")
     plain = ("uptime_s", "takeovers", "objects", "without_bucket", "open_handles", "writers")
     more = ("jobs", "trash", "reclaimable_bytes")
@@ -106,6 +109,7 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
             "serves": True,
             **counted(("objects", "bytes", "lag_s")),
             "counters": counted(POOL_COUNTERS),
+            "fetch_seconds": fetches.describe(),
         },
         "options": {"s3_profile": "secret"},
     }

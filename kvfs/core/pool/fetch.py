@@ -17,6 +17,7 @@ import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
+from kvfs.core.ledger.latencies import Histogram
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.shared_work import SharedWork, WorkByKey, start_task
@@ -57,6 +58,7 @@ class PoolFetch:
         self.entries = lookup.entries
         self.wait = 2.0
         self.counters = Counter({"fetched": 0, "fetched_bytes": 0, "failed": 0})
+        self.seconds = Histogram()  # of fetches that gave an object
         self.fetched: dict[int, int] = {}  # versions of inodes that came from the pool
         self._tls = "" if tls is None else str(tls)
         self._jobs = jobs
@@ -89,11 +91,14 @@ class PoolFetch:
         if key is None:
             raise StaleError(f"{self._named(inode.ino)} has lost its name")
         failures: list[str] = []
+        began = trio.current_time()
         try:
-            if await self._try_owners(key, inode, failures):
+            given = await self._try_owners(key, inode, failures)
+            if not given and self.lookup.forget_answer(key):  # it has moved since the lookup
+                given = await self._try_owners(key, inode, failures)
+            if given:
+                self.seconds.observe(trio.current_time() - began)
                 return
-            if self.lookup.forget_answer(key) and await self._try_owners(key, inode, failures):
-                return  # it has moved since the lookup
             raise NotFoundError("no live node gives it: " + ("; ".join(failures) or "none has it"))
         except IndexDownError as error:
             self.lookup.failed(error)  # the name stays: the index will know more

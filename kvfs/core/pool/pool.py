@@ -25,6 +25,7 @@ from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.owners import owners
 from kvfs.core.pool.peers import Peers
+from kvfs.core.pool.reads import PeerReads
 from kvfs.core.pool.recheck import Recheck
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement.movers import MoverPool
@@ -70,8 +71,8 @@ class Pool:
         self.listing = PoolListing(self.lookup)
         self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
         self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched)
-
         self.recheck = Recheck(self.announcer)
+        self.reads = PeerReads(self.ledger, member.folder / "reports")
 
     def lease(self) -> Lease:
         """This node, as other nodes see it now."""
@@ -100,6 +101,7 @@ class Pool:
         self.ledger.removals.withdrawn = self.announcer.withdrawn
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.servers.run)
+            nursery.start_soon(self.reads.run)
             await self._serve_once()
             nursery.start_soon(self.peers.run)
             nursery.start_soon(self.announcer.run)
@@ -112,6 +114,7 @@ class Pool:
             {tier.name: tier.root / "objects" for tier in tiers},
             allow=member.allow or (() if member.tls else LOOPBACK),
             tls=member.tls,
+            reports=self.reads.path,
         )
         try:
             await trio.to_thread.run_sync(self._start, served)
@@ -227,5 +230,7 @@ class Pool:
                 **self.lookup.counters,
                 **self.fetcher.counters,
                 **self.announcer.counters,
+                **self.reads.counters,
             },
+            "fetch_seconds": self.fetcher.seconds.describe(),
         }
