@@ -16,6 +16,7 @@ from prometheus_client import core
 
 from kvfs.errors import DEFECT
 from kvfs.metrics.renamed import RENAMED, old_help
+from kvfs.rates import hits_of
 from kvfs.units import parse_size
 
 Status = Mapping[str, Any]
@@ -227,7 +228,7 @@ def _hits(status: Status) -> Samples:
     return _sums(
         ((name, tier), one["counters"].get(f"read_{tier}", 0))
         for name, one in _namespaces(status)
-        for tier in status["tiers"]
+        for tier in hits_of(status)
     )
 
 
@@ -470,9 +471,11 @@ METRICS = (
         "tier_reserved_bytes", "Bytes reserved in the tier for files that are being written."
     ),
     _tier_gauge("tier_objects", "Copies of objects in the tier."),
-    _tier_counter(
+    _counter(
         "tier_hits",
         "Opens for reading that the tier served, also of objects that were open already.",
+        lambda status: iter([((name,), hits) for name, hits in hits_of(status).items()]),
+        TIER,
     ),
     _gauge(
         "tier_state", "1 for the current state of the tier, else 0.", _states, ("tier", "state")
@@ -613,6 +616,7 @@ METRICS = (
     ),
     # The pool
     _pool_gauge("index_up", "Whether the index of the pool answers (1) or not (0).", "index", "up"),
+    _pool_gauge("nodes", "Live nodes of the pool, with this one.", "nodes_live"),
     _pool_gauge("serving", "Whether other nodes can read from this node (1) or not (0).", "serves"),
     _pool_gauge("objects", "Objects of this node that the index of the pool has.", "objects"),
     _pool_gauge("bytes", "Bytes of the objects of this node in the pool.", "bytes"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -97,6 +98,7 @@ def test_read_by_a_peer_is_a_use_here(pool: str, mount: Mount) -> None:
     run("ns", "set", a.path, "eviction=lru")
     for name in ("old", "new"):
         write(a, name, name.encode() * MIB)
+        os.utime(a.path / name, ns=(0, (a.path / name).stat().st_mtime_ns))  # used long ago
     a.idle()
     assert (place(a.path / "old"), place(a.path / "new")) == (0, 1)
     before = stat(a.path / "old")
@@ -111,6 +113,41 @@ def test_read_by_a_peer_is_a_use_here(pool: str, mount: Mount) -> None:
     assert sum(tier["hits"] for tier in a.status()["tiers"].values()) == 0
     assert "1 reads, 3.0 MiB" in run("pool", a.path)
     assert sum(b.status()["pool"]["fetch_seconds"]["counts"]) == 1
+
+
+def hits(kv: Mounted) -> dict[str, int]:
+    """The opens of the mount by place, those of no place left out."""
+    counters = kv.status()["namespaces"][0]["counters"]
+    found = {name: counters.get(f"read_{name}", 0) for name in ("ram", "nvme", "pool")}
+    return {name: count for name, count in found.items() if count}
+
+
+def test_open_by_a_fetch_is_a_hit_of_the_pool(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: hits(b) == {"pool": 1}, "the open is counted")
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: sum(hits(b).values()) == 2, "the second open is counted")
+    assert hits(b)["pool"] == 1
+    found = b.status()
+    assert found["pool"]["hits"] == 1
+    assert sum(found["latencies"]["open"]["pool"]["counts"]) == 1
+    assert hits(a) == {}
+
+
+def test_status_and_top_show_the_pool(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: b.status()["pool"]["nodes_live"] == 2, "b sees a")
+    shown = re.sub(" +", " ", run("status", b.path))
+    for line in ("pool, index answers", "pool, live nodes 2", "pool, fetched 1 objects, 1.0 MiB"):
+        assert line in shown
+    shown = " ".join(run("top", "--once", "--interval", "0.2", b.path).split())
+    assert "pool 2 nodes index up" in shown
+    a.umount("--now")
+    wait_for(lambda: b.status()["pool"]["nodes_live"] == 1, "b sees that a has left")
 
 
 def test_wrong_reports_are_counted_and_ignored(pool: str, mount: Mount) -> None:

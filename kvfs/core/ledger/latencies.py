@@ -47,6 +47,10 @@ class Latencies:
         # A seal: the wait of a writer's last close.
         self.seal = {name: Histogram() for name in names if name != "s3"}
 
+    def add_origin(self, name: str) -> None:
+        """Time opens of another place of bytes, too, which is no tier."""
+        self.open[name] = Histogram()
+
     def describe(self) -> dict[str, Any]:
         """For status: `bounds_s`, then for each kind and tier the counts and the sum."""
         kinds = {"open": self.open, "hydrate": self.hydrate, "seal": self.seal}

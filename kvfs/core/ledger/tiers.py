@@ -5,7 +5,7 @@ Contract: synchronous and without state of its own: an object's record says whic
 """
 
 from kvfs.catalog import Inode
-from kvfs.tiers import Bucket, NoBucket, NoNvme, NoRam, NvmeTier, RamTier, Tier
+from kvfs.tiers import Bucket, NoBucket, NoNvme, NoRam, NvmeTier, OtherNodes, RamTier, Tier
 
 
 class Tiers:
@@ -17,6 +17,7 @@ class Tiers:
         self.ram = ram or NoRam()
         self.nvme = nvme or NoNvme()
         self.bucket = bucket or NoBucket()
+        self.nodes = OtherNodes()  # no tier: an object that came from there is in one of these
         self.local: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
 
     @property

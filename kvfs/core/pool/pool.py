@@ -23,6 +23,7 @@ from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.fetch import PoolFetch
 from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.pool.nodes import Nodes
 from kvfs.core.pool.owners import owners
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.reads import PeerReads
@@ -72,6 +73,8 @@ class Pool:
         self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
         self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched)
         self.recheck = Recheck(self.announcer)
+        self.nodes = Nodes(index, member.node, self._node_changed)
+        self.ledger.latencies.add_origin(self.ledger.tiers.nodes.name)
         self.reads = PeerReads(self.ledger, member.folder / "reports")
 
     def lease(self) -> Lease:
@@ -93,6 +96,9 @@ class Pool:
     def _index_lost(self) -> None:
         self.announcer.announce_all()
 
+    def _node_changed(self, how: str, name: str) -> None:
+        log.info("node %s of the pool has %s", name, how)
+
     # Life
 
     async def run(self) -> None:
@@ -105,6 +111,7 @@ class Pool:
             await self._serve_once()
             nursery.start_soon(self.peers.run)
             nursery.start_soon(self.announcer.run)
+            nursery.start_soon(self.nodes.run)
             nursery.start_soon(self._keep_serving)
 
     async def _serve_once(self) -> None:
@@ -221,6 +228,8 @@ class Pool:
             "address": self.member.address,
             "serves": self.serves,
             "why_not": self.why_not,
+            "nodes_live": 1 + len(self.nodes),
+            "hits": self.ledger.tiers.nodes.hits,
             "index": {"up": not self.peers.why, "why": self.peers.why},
             "objects": len(self.announcer.announced),
             "bytes": self.announcer.bytes,
