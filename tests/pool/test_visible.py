@@ -6,12 +6,15 @@ import re
 import signal
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from kvfs import runtime
+from kvfs.control import request
+from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 from tests.pool.test_two_nodes import absent, announced, node, write
@@ -182,3 +185,64 @@ def test_reads_are_counted_by_the_next_daemon(pool: str, mount: Mount) -> None:
     wait_for(lambda: a.status()["pool"]["serves"], "a new daemon serves")
     assert (b.path / "block").read_bytes() == b"x" * MIB
     wait_for(lambda: served(a)["served"] == 1, "nginx reports to the new daemon")
+
+
+def news(kv: Mounted, what: str) -> list[dict[str, Any]]:
+    """The events of one kind about the pool."""
+    found = request(kv.path, "events")["events"]
+    return [one for one in found if one["kind"] == "pool" and one["what"] == what]
+
+
+def test_events_tell_of_nodes(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    wait_for(lambda: a.status()["pool"]["index"]["up"], "a has a lease")
+    wait_for(lambda: a.status()["pool"]["nodes_live"] == 1, "a has looked")
+    b = node(mount, pool, "b")
+    (event,) = wait_for(lambda: news(a, "node joined"), "b joins")
+    assert event["nodes"].endswith(f":{b.path}")
+    assert event["live"] == 2
+    b.umount("--now")
+    wait_for(lambda: news(a, "node left"), "b leaves")
+    assert "node left" in (a.path / ".kvfs" / "events").read_text()
+
+
+def test_events_tell_of_the_index(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    a.allow_log("the pool's index is down|the pool learns later of changes")
+    wait_for(lambda: a.status()["pool"]["index"]["up"], "a has a lease")
+    index = index_of(pool)
+    index.flushall()
+    wait_for(lambda: news(a, "index empty"), "a sees that the data are lost")
+    pid = index.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        (event,) = wait_for(lambda: news(a, "index down"), "a sees that the index is down")
+        assert event["why"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: news(a, "index up"), "the index is back")
+
+
+def test_events_tell_of_nginx(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    a.allow_log("the nginx of the pool has ended")
+    wait_for(lambda: a.status()["pool"]["serves"], "nginx serves")
+    for pid in Nginx(runtime.runtime_dir(a.path) / "nginx").pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: news(a, "nginx started"), "nginx serves again")
+    assert len(news(a, "nginx ended")) == 1
+
+
+def test_events_tell_of_one_conflict_in_a_directory(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    index, names = index_of(pool), ("one", "two")
+    for name in names:
+        write(a, name, b"of a")
+        index.rename(f"kvfs:kv:o:@0/{name}", f"aside-{name}")  # so that b does not find it
+        wait_for(partial(absent, b.path / name), "it is not found")
+        with (b.path / name).open("wb") as file:
+            file.write(b"of b")
+            index.rename(f"aside-{name}", f"kvfs:kv:o:@0/{name}")
+    wait_for(lambda: b.status()["pool"]["counters"]["conflicts"] == 2, "b notices")
+    (event,) = news(b, "conflict")
+    assert (event["path"], event["conflicts"]) == ("one", 1)

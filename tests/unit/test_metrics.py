@@ -403,6 +403,9 @@ CAUSES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "KvfsDirtyOld": ({'kvfs_dirty_oldest_seconds{tier="s3"}': "0+60x90"}, {"tier": "s3"}),
     "KvfsBucketFails": ({"kvfs_bucket_failures_total": "0+1x90"}, {}),
+    "KvfsPoolIndexDown": ({"kvfs_pool_index_up": "0x90"}, {}),
+    "KvfsPoolServesNobody": ({"kvfs_pool_serving": "0x90"}, {}),
+    "KvfsPoolFetchesFail": ({"kvfs_pool_fetch_failures_total": "0+1x90"}, {}),
     "KvfsWithoutBucket": ({"kvfs_objects_out_of_reach": "5x90"}, {}),
     "KvfsOpensSlow": (
         {
@@ -454,6 +457,9 @@ WELL = {
     'kvfs_dirty_limit_bytes{tier="s3"}': "100x90",
     'kvfs_dirty_oldest_seconds{tier="s3"}': "5x90",
     "kvfs_bucket_failures_total": "7x90",
+    "kvfs_pool_index_up": "1x90",
+    "kvfs_pool_serving": "1x90",
+    "kvfs_pool_fetch_failures_total": "7x90",
     "kvfs_objects_out_of_reach": "0x90",
     'kvfs_open_seconds_bucket{tier="nvme",le="0.05"}': "0+100x90",
     'kvfs_open_seconds_bucket{tier="nvme",le="+Inf"}': "0+100x90",

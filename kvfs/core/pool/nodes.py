@@ -20,7 +20,9 @@ from kvfs.pool.index import LEASE_S, Index
 LOOKS = 100  # a second, of all nodes together
 MISSED_S = 3 * RENEW_S  # s without a renewal after which an unlisted node has left
 
-Changed = Callable[[str, str], None]  # what has happened to a node, and its name for people
+NAMED = 8  # nodes that one event names
+
+Changed = Callable[[str, list[str]], None]  # what has happened to nodes, and their names
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class Nodes:
     """The nodes of one pool, without the node `me`."""
 
     def __init__(self, index: Index, me: str, changed: Changed) -> None:
-        """changed: learns that a node has `joined`, `left` or `died`."""
+        """changed: learns at a look that nodes have `joined`, `left` or `died`."""
         self.index = index
         self.me = me
         self.changed = changed
@@ -66,21 +68,25 @@ class Nodes:
             for known in self._nodes.values():
                 known.at = now
         self._blind = self.me not in seen
+        joined = []
         for node, lease in zip(new, leases, strict=True):
             if lease is None:
                 self._dead[node] = seen[node]
                 continue
             self._dead.pop(node, None)
             self._nodes[node] = _Node(f"{lease.host}:{lease.mountpoint}", seen[node], now)
-            if not first:
-                self.changed("joined", self._nodes[node].name)
-        self._renew(seen, now)
+            joined.append(self._nodes[node].name)
+        gone = self._renew(seen, now)
+        for how, names in (("joined", [] if first else joined), *gone.items()):
+            if names:
+                self.changed(how, names)
 
     def _is_new(self, node: str, renewed: float) -> bool:
         return node not in self._nodes and node != self.me and self._dead.get(node) != renewed
 
-    def _renew(self, seen: dict[str, float], now: float) -> None:
-        """Note the renewals, and the nodes that have gone."""
+    def _renew(self, seen: dict[str, float], now: float) -> dict[str, list[str]]:
+        """Note the renewals. Return the names of the nodes that have gone, by how."""
+        gone: dict[str, list[str]] = {"left": [], "died": []}
         for node, known in list(self._nodes.items()):
             renewed = seen.get(node)
             if renewed is not None and renewed != known.renewed:
@@ -89,6 +95,13 @@ class Nodes:
                 del self._nodes[node]
                 if renewed is not None:
                     self._dead[node] = renewed
-                self.changed("left" if renewed is None else "died", known.name)
+                gone["left" if renewed is None else "died"].append(known.name)
         for node in [one for one in self._dead if one not in seen]:
             del self._dead[node]
+        return gone
+
+
+def named(names: list[str]) -> str:
+    """Return a text with some of these names."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -23,7 +23,8 @@ from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.fetch import PoolFetch
 from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
-from kvfs.core.pool.nodes import Nodes
+from kvfs.core.pool.news import News
+from kvfs.core.pool.nodes import Nodes, named
 from kvfs.core.pool.owners import owners
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.reads import PeerReads
@@ -67,13 +68,14 @@ class Pool:
         self.why_not = "it was not started yet"  # why nginx does not serve
         index = Index(self.servers)
         self.entries = PoolEntries(tree)
-        self.peers = Peers(index, self.lease, self._index_lost)
+        self.news = News()
+        self.peers = Peers(index, self.lease, self._index_lost, self.news)
         self.lookup = PoolLookup(index, self.entries, self.peers)
         self.listing = PoolListing(self.lookup)
         self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
-        self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched)
+        self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched, self.news)
         self.recheck = Recheck(self.announcer)
-        self.nodes = Nodes(index, member.node, self._node_changed)
+        self.nodes = Nodes(index, member.node, self._nodes_changed)
         self.ledger.latencies.add_origin(self.ledger.tiers.nodes.name)
         self.reads = PeerReads(self.ledger, member.folder / "reports")
 
@@ -96,8 +98,9 @@ class Pool:
     def _index_lost(self) -> None:
         self.announcer.announce_all()
 
-    def _node_changed(self, how: str, name: str) -> None:
-        log.info("node %s of the pool has %s", name, how)
+    def _nodes_changed(self, how: str, names: list[str]) -> None:
+        self.news.tell(f"node {how}", nodes=named(names), live=1 + len(self.nodes))
+        log.info("nodes of the pool have %s: %s", how, named(names))
 
     # Life
 
@@ -147,8 +150,11 @@ class Pool:
                 pause = GLANCE
                 continue
             if self.serves:
+                self.news.tell("nginx ended")
                 log.warning("the nginx of the pool has ended, and is started again")
             await self._serve_once()
+            if self.serves:
+                self.news.tell("nginx started")
             pause = GLANCE if self.serves else min(BACK_OFF_MOST, 2 * pause)
 
     async def end(self) -> None:
