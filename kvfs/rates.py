@@ -3,9 +3,9 @@
 Contract: pure; the input is statuses as the control socket gives them, the output is rates a
 second. Counters begin at 0 with each daemon, so between two daemons there is no rate (`between` is
 None). A *hit* is an open to read whose bytes were in a tier of this machine. An open that needed
-the bucket is none. A *miss* is a lookup of a block that is not there (`core/ledger/misses.py`), or
-an open of one whose bytes no tier had. Not for asking the daemon, nor for showing
-anything.
+the bucket or another node of the pool is none. A *miss* is a lookup of a block that is not there
+(`core/ledger/misses.py`), or an open of one whose bytes no tier had. Not for asking the daemon, nor
+for showing anything.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,10 +34,11 @@ class Opens(NamedTuple):
     hits: float = 0
     bucket: float = 0
     misses: float = 0
+    nodes: float = 0  # other nodes of the pool
 
     @property
     def opened(self) -> float:
-        return self.hits + self.bucket
+        return self.hits + self.bucket + self.nodes
 
     @property
     def all(self) -> float:
@@ -61,7 +62,7 @@ class Bandwidth(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Rates a second: of the mount, of each tier's hits, and of each namespace."""
+    """Rates a second: of the mount, of the hits of each tier and the pool, of each namespace."""
 
     seconds: float
     flows: dict[str, float]
@@ -98,6 +99,14 @@ def _bucket(*names: str) -> Callable[[Status], float]:
     return lambda status: float(sum(status["tiers"].get("s3", {}).get(name, 0) for name in names))
 
 
+def _pool(name: str) -> Callable[[Status], float]:
+    def read(status: Status) -> float:
+        pool = status.get("pool")  # None without one; an earlier daemon lacks some counters
+        return float(pool["counters"].get(name, 0)) if pool else 0.0
+
+    return read
+
+
 # The flows of a mount: counts, and bytes if the name says so.
 FLOWS: dict[str, Callable[[Status], float]] = {
     "opens": lambda status: sum(opens_of(one).opened for one in status["namespaces"]),
@@ -113,6 +122,11 @@ FLOWS: dict[str, Callable[[Status], float]] = {
     "hydrated": _bucket("downloads"),
     "hydrated_bytes": _bucket("download_bytes"),
     "spilled": _bucket("spilled"),
+    "found": _pool("found"),
+    "fetched": _pool("fetched"),
+    "fetched_bytes": _pool("fetched_bytes"),
+    "served": _pool("served"),
+    "served_bytes": _pool("served_bytes"),
 }
 
 
@@ -123,7 +137,20 @@ def opens_of(namespace: Status) -> Opens:
         sum(counters.get(f"read_{name}", 0) for name in LOCAL),
         counters.get("read_s3", 0),
         counters.get("misses", 0),
+        counters.get("read_pool", 0),
     )
+
+
+def hits_of(status: Status) -> dict[str, int]:
+    """Return the opens to read by the place of their bytes, since the daemon began.
+
+    The places are the tiers, and `pool` for other nodes if the mount has a pool.
+    """
+    found = {name: tier["hits"] for name, tier in status["tiers"].items()}
+    pool = status.get("pool")
+    if pool and "hits" in pool:  # an earlier daemon has none
+        found["pool"] = pool["hits"]
+    return found
 
 
 def bandwidth_of(namespace: Status) -> Bandwidth:
@@ -220,8 +247,8 @@ def between(before: Look, after: Look) -> Rates | None:
         seconds,
         {name: max(0.0, read(new) - read(old)) / seconds for name, read in FLOWS.items()},
         {
-            name: max(0, tier["hits"] - old["tiers"].get(name, tier)["hits"]) / seconds
-            for name, tier in new["tiers"].items()
+            name: max(0, hits - hits_of(old).get(name, hits)) / seconds
+            for name, hits in hits_of(new).items()
         },
         {
             one["name"]: _since(was.get(one["name"], Opens()), opens_of(one), seconds)

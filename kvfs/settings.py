@@ -113,7 +113,7 @@ class Settings:
     prefetch: bool = _setting(
         default=True,
         kind=SWITCH,
-        meaning="fetch the next blocks of a prefix from the bucket or other nodes ahead of their opens",
+        meaning="fetch the next blocks of a prefix from the bucket or other nodes ahead",
     )
     pool: bool = _setting(
         default=True,

@@ -207,9 +207,28 @@ def _flows(status: Any, rates: Rates | None) -> Text:  # noqa: ANN401
             f"hydrate/s {rate('hydrated', 'hydrated_bytes')}",
             f"spill/s {rate('spilled')}",
         ]
+    if status.get("pool"):  # an earlier daemon has none
+        parts += _pool(status["pool"], rates)
     parts += [f"{name.replace('_', ' ')} {status[name]}" for name in ("jobs", "writers")]
     parts += [f"handles {status['open_handles']}", f"trash {status['trash']}"]
     return Text("  ".join(parts))
+
+
+def _pool(pool: dict[str, Any], rates: Rates | None) -> list[str]:
+    """Return the state and the flows of the pool."""
+    index, counters = pool["index"], pool["counters"]
+    flows = rates.flows if rates else {}
+    return [
+        f"pool {pool.get('nodes_live', '-')} nodes",  # an earlier daemon does not count them
+        f"index {'up' if index['up'] else 'down'}",
+        *([] if pool["serves"] else ["serves nobody"]),
+        f"found/s {_rate(flows.get('found'))}",
+        f"pool hits/s {_rate(rates.hits.get('pool') if rates else None)}",
+        f"fetched {_bytes(flows.get('fetched_bytes'))}",
+        f"served {_bytes(flows.get('served_bytes'))}",
+        f"lag {pool['lag_s']:.1f} s",
+        f"conflicts {counters['conflicts']}",
+    ]
 
 
 def _times(rates: Rates | None) -> str:

@@ -1,5 +1,6 @@
 """`kvfs pool`: the nodes of a pool, and this node's part in it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,28 @@ def _show(found: dict[str, Any]) -> None:
     screen().print(*shown(found))
 
 
+def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield this node's part in a pool."""
+    index, counters = found["index"], found["counters"]
+    yield "index", "answers" if index["up"] else f"down: {index['why']}"
+    if "nodes_live" in found:  # an earlier daemon does not count them
+        yield "live nodes", str(found["nodes_live"])
+    yield "serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"
+    yield "announced", f"{found['objects']} objects, {human(found['bytes'])}"
+    yield "waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"
+    yield "found at other nodes", f"{counters['found']} objects"
+    yield "fetched", f"{counters['fetched']} objects, {human(counters['fetched_bytes'])}"
+    if "served" in counters:
+        yield "served", f"{counters['served']} reads, {human(counters['served_bytes'])}"
+    if "hits" in found:
+        yield "opens by a fetch", str(found["hits"])
+    yield "failed requests", str(counters["failed"])
+    yield "conflicts", str(counters["conflicts"])
+
+
 def shown(found: dict[str, Any]) -> list[RenderableType]:
     """Return this node's part, and a row for each node."""
-    index, counters = found["index"], found["counters"]
-    own = [
-        ("pool", found["place"]),
-        ("index", "answers" if index["up"] else f"down: {index['why']}"),
-        ("serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"),
-        ("announced", f"{found['objects']} objects, {human(found['bytes'])}"),
-        ("waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"),
-        ("fetched", f"{counters['fetched']} objects, {human(counters['fetched_bytes'])}"),
-        ("failed requests", str(counters["failed"])),
-        ("conflicts", str(counters["conflicts"])),
-    ]
+    own = [("pool", found["place"]), *facts(found)]
     rows = [
         (
             f"{one['host']}:{one['mountpoint']}{' (this)' if one['node'] == found['node'] else ''}",

@@ -44,10 +44,14 @@ def _file(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     sealed = f", {_when(found['sealed_at'])}" if found["sealed_at"] else ""
     yield "state", f"{found['state']}{sealed}, version {found['version']}"
     yield "xxh3-128", found["digest"] or "not computed yet"
+    pool = found.get("pool")  # an earlier daemon has none
+    remote = pool is not None and pool["remote"]
     for name, tier in found["tiers"].items():
         yield name, _copy(tier)
     if not found["tiers"]:
-        yield "tiers", "no tier has it"
+        yield "tiers", "no tier has it" + (": only other nodes have it" if remote else "")
+    if pool is not None:
+        yield "pool", _nodes(pool)
     yield "to upload", _dirty(found["dirty"])
     held = found["open"]
     yield "open", _open(held) if held else "no"
@@ -85,6 +89,24 @@ def _copy(tier: dict[str, Any]) -> str:
     if "key" in tier:
         text += f", {tier['key']}" + ("" if tier["current"] else " (not the present object)")
     return text
+
+
+def _nodes(pool: dict[str, Any]) -> str:
+    """Say which nodes of the pool have a file, or why they are not known."""
+    if pool["entry"] == "unknown":
+        return f"the index does not answer: {pool['why']}"
+    if pool["entry"] == "same":
+        return ", ".join(map(_node, pool["nodes"])) or "no live node has it"
+    return {
+        "other": "another object has its name there: this node keeps its own to itself",
+        "gone": "another node has unlinked or replaced it",
+        "none": pool["why"] or "not announced yet",
+    }[pool["entry"]]
+
+
+def _node(node: dict[str, Any]) -> str:
+    this = ", this node" if node["this"] else ""
+    return f"{node['host']}:{node['mountpoint']} ({node['tier']}{this})"
 
 
 def _dirty(dirty: dict[str, Any]) -> str:

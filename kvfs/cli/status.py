@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from kvfs.cli import give, human, json_option, kvfs_mount, mounted_argument
+from kvfs.cli import give, human, json_option, kvfs_mount, mounted_argument, pool
 from kvfs.cli.ns import models, overview, problems
 from kvfs.cli.screen import duration, pairs, screen, table
 from kvfs.control import request
@@ -29,6 +29,7 @@ def _show(status: dict[str, Any]) -> None:
     console = screen()
     spaces = status["namespaces"]
     facts = [*_facts(status), *_bucket(status["tiers"]), *_compression(status["tiers"])]
+    facts += _pool(status.get("pool"))
     facts += _scrub(status.get("scrub"))  # an earlier daemon has none
     console.print(pairs(facts), _tiers(status["tiers"]), overview(spaces), *problems(spaces))
     console.print(*models(status["models"]))
@@ -98,6 +99,13 @@ def _bucket(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:
     for what, names in counters.items():
         counted = (f"{bucket[name]} {name.replace('_', ' ')}" for name in names.split())
         yield what, ", ".join(counted)
+
+
+def _pool(found: dict[str, Any] | None) -> Iterable[tuple[str, str]]:
+    """Yield this node's part in a pool."""
+    if found is not None:
+        yield "pool", found["place"]
+        yield from ((f"pool, {name}", text) for name, text in pool.facts(found))
 
 
 def _compression(tiers: dict[str, dict[str, Any]]) -> Iterable[tuple[str, str]]:

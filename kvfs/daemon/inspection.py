@@ -1,6 +1,7 @@
 """All known facts of one file or directory: the verb `stat` behind `kvfs stat` and the web page.
 
-Contract: `describe` changes nothing, and waits for nothing. It reads at most LOOKED entries of an
+Contract: `describe` changes nothing, and waits for nothing. `elsewhere` asks the index of the pool,
+for `pool_wait` at most. `describe` reads at most LOOKED entries of an
 order of eviction, and names at most NAMED files of a group or a path. Plain values, texts as file
 systems have them (undecodable bytes are surrogates). docs/commands.md explains each of them.
 """
@@ -67,6 +68,20 @@ def describe(mount: Mount, ino: int) -> dict[str, Any]:
         "warming": mount.dispatcher.warm.is_wanted(inode),
     }
     return found | _file(mount, inode, space) if inode.is_file else found
+
+
+async def elsewhere(mount: Mount, ino: int) -> dict[str, Any]:
+    """Return `pool` for a file: the nodes that have it; None without a pool.
+
+    It waits for the index, at most `pool_wait`.
+    """
+    pool, inode = mount.dispatcher.pool, mount.ledger.table.inode(ino)
+    if inode is None or not inode.is_file:
+        return {}
+    if pool is None:
+        return {"pool": None}
+    only_there = inode.in_pool
+    return {"pool": {"remote": only_there, **await pool.owners(inode)}}
 
 
 def _file(mount: Mount, inode: Inode, space: Namespace) -> dict[str, Any]:
@@ -248,6 +263,8 @@ def _next(
     what = "its copies here" if inode.in_bucket else "all of it"
     if inode.ino in ledger.table.staging:
         return "nothing: it is being written"
+    if inode.in_pool:
+        return "nothing is here of it: an open fetches it from another node"
     if not ledger.tiers.holders(inode):
         return "nothing is here of it" if inode.in_bucket else "it is lost"
     ends = ""

@@ -233,6 +233,8 @@ class Mount:
 
     def _begin_events(self) -> None:
         self.dispatcher.scrub.on_event = self.events.add
+        if self.dispatcher.pool is not None:
+            self.dispatcher.pool.news.on_event = self.events.add
         healths = [tier.health for tier in self.ledger.tiers.local]
         self.events.watch(healths if self.bucket is None else [*healths, self.bucket.health])
         kind = "takeover" if self.takeover else "started"

@@ -53,7 +53,8 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
 
     async def stat(ino: int = 0, path: str = "") -> dict[str, Any]:
         """Describe one file or directory, by its number or by its path below the mount point."""
-        return inspection.describe(mount, ino or inspection.find(mount, path).ino)
+        found = inspection.describe(mount, ino or inspection.find(mount, path).ino)
+        return found | await inspection.elsewhere(mount, found["ino"])
 
     async def events(count: int = 0) -> dict[str, Any]:
         """Return the latest events, the oldest first: `kvfs.daemon.events`. 0: all of them."""

@@ -16,6 +16,7 @@ from prometheus_client import core
 
 from kvfs.errors import DEFECT
 from kvfs.metrics.renamed import RENAMED, old_help
+from kvfs.rates import hits_of
 from kvfs.units import parse_size
 
 Status = Mapping[str, Any]
@@ -92,8 +93,9 @@ def _of_pool(*path: str) -> Read:
         found: Any = status.get("pool")  # an earlier daemon has none
         if found is not None:
             for name in path:
-                found = found[name]
-            yield (), found
+                found = found.get(name)  # an earlier daemon lacks some
+            if found is not None:
+                yield (), found
 
     return read
 
@@ -173,12 +175,21 @@ def _latencies(kind: str) -> Read:
     """Read a histogram: (upper bound, count of at most that), and the sum of seconds."""
 
     def read(status: Status) -> Samples:
-        bounds = [*map(str, status["latencies"]["bounds_s"]), "+Inf"]
         for tier, found in status["latencies"][kind].items():
-            buckets = list(zip(bounds, accumulate(found["counts"]), strict=True))
-            yield (tier,), (buckets, found["sum_s"])
+            yield (tier,), _histogram(status, found)
 
     return read
+
+
+def _histogram(status: Status, found: Mapping[str, Any]) -> tuple[list[tuple[str, int]], float]:
+    bounds = [*map(str, status["latencies"]["bounds_s"]), "+Inf"]
+    return list(zip(bounds, accumulate(found["counts"]), strict=True)), found["sum_s"]
+
+
+def _fetch_seconds(status: Status) -> Samples:
+    found = (status.get("pool") or {}).get("fetch_seconds")  # an earlier daemon has none
+    if found is not None:
+        yield (), _histogram(status, found)
 
 
 # Namespaces
@@ -217,7 +228,7 @@ def _hits(status: Status) -> Samples:
     return _sums(
         ((name, tier), one["counters"].get(f"read_{tier}", 0))
         for name, one in _namespaces(status)
-        for tier in status["tiers"]
+        for tier in hits_of(status)
     )
 
 
@@ -460,9 +471,11 @@ METRICS = (
         "tier_reserved_bytes", "Bytes reserved in the tier for files that are being written."
     ),
     _tier_gauge("tier_objects", "Copies of objects in the tier."),
-    _tier_counter(
+    _counter(
         "tier_hits",
         "Opens for reading that the tier served, also of objects that were open already.",
+        lambda status: iter([((name,), hits) for name, hits in hits_of(status).items()]),
+        TIER,
     ),
     _gauge(
         "tier_state", "1 for the current state of the tier, else 0.", _states, ("tier", "state")
@@ -603,6 +616,7 @@ METRICS = (
     ),
     # The pool
     _pool_gauge("index_up", "Whether the index of the pool answers (1) or not (0).", "index", "up"),
+    _pool_gauge("nodes", "Live nodes of the pool, with this one.", "nodes_live"),
     _pool_gauge("serving", "Whether other nodes can read from this node (1) or not (0).", "serves"),
     _pool_gauge("objects", "Objects of this node that the index of the pool has.", "objects"),
     _pool_gauge("bytes", "Bytes of the objects of this node in the pool.", "bytes"),
@@ -625,6 +639,20 @@ METRICS = (
     _pool_counter("fetches", "Objects fetched from other nodes.", "fetched"),
     _pool_counter("fetch_bytes", "Bytes of the objects fetched from other nodes.", "fetched_bytes"),
     _pool_counter("fetch_failures", "Requests to other nodes that failed.", "failed"),
+    Metric(
+        *("kvfs_pool_fetch_seconds", "histogram", ()),
+        *("Seconds from the beginning to the end of an object's fetch.", _fetch_seconds),
+    ),
+    _pool_counter("served_requests", "Reads of objects here by other nodes.", "served"),
+    _pool_counter("served_bytes", "Bytes of objects sent to other nodes.", "served_bytes"),
+    _pool_counter(
+        "served_failures",
+        "Reads by other nodes that got no bytes, of objects that have gone.",
+        "served_failed",
+    ),
+    _pool_counter(
+        "reports_refused", "Datagrams that are no reports of nginx about a read.", "reports_wrong"
+    ),
     _pool_counter(
         "objects_in_conflict", "Objects whose name another node announced first.", "conflicts"
     ),

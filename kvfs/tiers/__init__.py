@@ -4,6 +4,7 @@ from kvfs.tiers.absent import NoBucket, NoNvme, NoRam
 from kvfs.tiers.bucket import Bucket
 from kvfs.tiers.calls import OverdueError, TierCall, sync_patience
 from kvfs.tiers.nvme import NvmeTier, identity_in
+from kvfs.tiers.other_nodes import OtherNodes
 from kvfs.tiers.ram import RamTier
 from kvfs.tiers.tier import Reservation, Tier
 
@@ -13,6 +14,7 @@ __all__ = [
     "NoNvme",
     "NoRam",
     "NvmeTier",
+    "OtherNodes",
     "OverdueError",
     "RamTier",
     "Reservation",

@@ -130,6 +130,10 @@ def _values(status: Mapping[str, Any], rates: Rates | None) -> Iterator[tuple[st
             yield f"hits {name}", rates.hits.get(name, 0.0)
     if "s3" in status["tiers"]:
         yield "dirty", status["tiers"]["s3"]["dirty_bytes"]
+    if status.get("pool"):
+        yield "lag", status["pool"]["lag_s"]
+        if rates is not None:
+            yield "hits pool", rates.hits.get("pool", 0.0)
     yield "objects", status["objects"]
     yield "jobs", status["jobs"]
     if rates is not None:

@@ -68,6 +68,7 @@ _BUCKET = (
     *("dirty_objects", "dirty_bytes", "dirty_most_bytes", "oldest_dirty_s", "to_delete"),
     *("uploads", "downloads", "failures", "conflicts"),
 )
+_POOL = ("found", "fetched", "fetched_bytes", "failed", "served", "served_bytes", "conflicts")
 _FACTS = (
     *("version", "mountpoint", "takeovers", "uptime_s", "objects", "census_done"),
     *("open_handles", "writers", "jobs", "trash", "passthrough"),
@@ -170,6 +171,7 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
             }
             for name, tier in status["tiers"].items()
         },
+        "pool": _pool(status.get("pool")),  # an earlier daemon has none
         "flows": rates.flows if rates else None,
         # Infinity is no JSON: the slowest part of the histogram has no bound.
         "open_times_s": [t if math.isfinite(t) else None for t in rates.open_times]
@@ -196,6 +198,23 @@ def _now(sources: Sources, _: Parameters) -> Any:  # noqa: ANN401 (JSON)
             }
             for one in status["namespaces"]
         ],
+    }
+
+
+def _pool(pool: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the pool without the places of its index and its nodes."""
+    if pool is None:
+        return None
+    counters = pool["counters"]
+    return {
+        "up": pool["index"]["up"],
+        "serves": pool["serves"],
+        "nodes": pool.get("nodes_live"),  # an earlier daemon does not count nodes, hits and reads
+        "hits": pool.get("hits"),
+        "objects": pool["objects"],
+        "bytes": pool["bytes"],
+        "lag_s": pool["lag_s"],
+        **{name: counters.get(name, 0) for name in _POOL},
     }
 
 

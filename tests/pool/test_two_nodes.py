@@ -6,37 +6,22 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 import redis
 
-from kvfs import acl, matching, prefix, runtime
+from kvfs import matching, prefix, runtime
 from kvfs.control import request
-from kvfs.pool import nginx
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
-from tests.pool.servers import free_port, server
+from tests.pool.servers import free_port
 from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain
 from tests.semantics.test_prefixes import write as write_blocks
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def pool(tmp_path: Path) -> Iterator[str]:
-    """The options of a pool with a new index; PORT is each node's own."""
-    uid = nginx.account().pw_uid
-    for folder in (tmp_path, *tmp_path.parents):  # pytest's are private
-        if not acl.passes(folder, uid):
-            acl.allow(folder, uid, acl.PASS)
-    port = free_port()
-    with server(tmp_path / "redis", port):
-        yield f"ram=64M,nvme={{tmp}}/NAME-nvme,nvme_size=256M,pool=redis://127.0.0.1:{port}/kv"
 
 
 def node(mount: Mount, pool: str, name: str) -> Mounted:

@@ -40,6 +40,7 @@ POOL_COUNTERS = (
     *("lookups", "found", "absent_cached", "failures"),
     *("fetched", "fetched_bytes", "failed"),
     *("announced", "withdrawn", "unlinked", "conflicts", "stale"),
+    *("served", "served_bytes", "served_failed", "reports_wrong"),
 )
 
 
@@ -62,6 +63,8 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
     for kind in (latencies.open, latencies.hydrate, latencies.seal):
         for one in kind.values():
             one.counts[1], one.seconds = next(unique), next(unique)
+    fetches = Histogram()
+    fetches.counts[1], fetches.seconds = next(unique), next(unique)
     dirty = ("dirty_bytes", "dirty_objects", "dirty_most_bytes", "oldest_dirty_s", "to_delete")
     plain = ("uptime_s", "takeovers", "objects", "without_bucket", "open_handles", "writers")
     more = ("jobs", "trash", "reclaimable_bytes")
@@ -104,8 +107,9 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
             "place": "redis://secret/kv",
             "index": {"up": True, "why": "a secret"},
             "serves": True,
-            **counted(("objects", "bytes", "lag_s")),
+            **counted(("objects", "bytes", "lag_s", "nodes_live", "hits")),
             "counters": counted(POOL_COUNTERS),
+            "fetch_seconds": fetches.describe(),
         },
         "options": {"s3_profile": "secret"},
     }
@@ -399,6 +403,9 @@ CAUSES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "KvfsDirtyOld": ({'kvfs_dirty_oldest_seconds{tier="s3"}': "0+60x90"}, {"tier": "s3"}),
     "KvfsBucketFails": ({"kvfs_bucket_failures_total": "0+1x90"}, {}),
+    "KvfsPoolIndexDown": ({"kvfs_pool_index_up": "0x90"}, {}),
+    "KvfsPoolServesNobody": ({"kvfs_pool_serving": "0x90"}, {}),
+    "KvfsPoolFetchesFail": ({"kvfs_pool_fetch_failures_total": "0+1x90"}, {}),
     "KvfsWithoutBucket": ({"kvfs_objects_out_of_reach": "5x90"}, {}),
     "KvfsOpensSlow": (
         {
@@ -450,6 +457,9 @@ WELL = {
     'kvfs_dirty_limit_bytes{tier="s3"}': "100x90",
     'kvfs_dirty_oldest_seconds{tier="s3"}': "5x90",
     "kvfs_bucket_failures_total": "7x90",
+    "kvfs_pool_index_up": "1x90",
+    "kvfs_pool_serving": "1x90",
+    "kvfs_pool_fetch_failures_total": "7x90",
     "kvfs_objects_out_of_reach": "0x90",
     'kvfs_open_seconds_bucket{tier="nvme",le="0.05"}': "0+100x90",
     'kvfs_open_seconds_bucket{tier="nvme",le="+Inf"}': "0+100x90",

@@ -31,7 +31,7 @@ from kvfs.web.page import (
 )
 from kvfs.web.serving import Handler, WebServer
 from tests.harness import PATIENCE
-from tests.unit.test_rates import namespace, status
+from tests.unit.test_rates import namespace, pool, status
 
 HOST = "127.0.0.1:1"
 HOSTILE = "<script>alert(1)</script>"
@@ -99,6 +99,7 @@ def full_status(**counters: int) -> dict[str, Any]:
         tier |= {"reserved_bytes": 0, "state_s": 1.0, "path": "/secret", "why": "a secret"}
     for space in found["namespaces"]:
         space |= {"problem": "", "settings": space["settings"] | {"secret": "secret"}}
+    found["pool"] = pool() | {"place": "redis://secret/kv", "address": "secret", "node": "secret"}
     return found | {"objects": 3, "census_done": True, "options": {"s3_profile": "secret"}}
 
 
@@ -180,6 +181,7 @@ def test_current_figures_have_no_secret(page: Callable[..., bytes]) -> None:
     assert (space["writing"], space["eviction"]) == (0, "adaptive")
     assert (found["tiers"]["ram"]["reserved_bytes"], found["tiers"]["ram"]["taken"]) == (0, 0.25)
     assert found["detached"] is False
+    assert (found["pool"]["nodes"], found["pool"]["up"], found["pool"]["served"]) == (3, False, 0)
     assert "secret" not in json.dumps(found)
 
 

@@ -103,6 +103,47 @@ def test_top_tells_that_the_mount_is_detached() -> None:
     assert told not in drawn(frame(status() | {"state": "mounted"}))
 
 
+def pool(**counters: int) -> dict[str, Any]:
+    names = ("found", "fetched", "fetched_bytes", "served", "served_bytes", "conflicts")
+    return {
+        "index": {"up": False, "why": "it does not answer"},
+        "serves": True,
+        "nodes_live": 3,
+        "lag_s": 1.5,
+        "hits": counters.get("fetched", 0),
+        "objects": 5,
+        "bytes": 5000,
+        "counters": dict.fromkeys(names, 0) | counters,
+    }
+
+
+def test_opens_by_fetches_from_other_nodes_are_their_own_kind() -> None:
+    before = status(namespace("a", read_ram=10)) | {"pool": pool()}
+    after = status(namespace("a", read_ram=12, read_pool=6)) | {
+        "pool": pool(fetched=6, fetched_bytes=6 << 20, served_bytes=2 << 20)
+    }
+    rates = between(Look(10.0, before), Look(12.0, after))
+    assert rates is not None
+    assert rates.hits == {"ram": 0.0, "s3": 0.0, "pool": 3.0}
+    assert (rates.opens["a"].opened, rates.opens["a"].ratio) == (4.0, 0.25)
+    assert (rates.flows["fetched_bytes"], rates.flows["served_bytes"]) == (3 << 20, 1 << 20)
+
+
+def test_top_shows_the_pool() -> None:
+    before, after = status() | {"pool": pool()}, status() | {"pool": pool(served_bytes=2 << 20)}
+    shown = " ".join(drawn(frame(before, after)).split())
+    assert "pool 3 nodes index down" in shown
+    assert "served 1.0 MiB/s" in shown
+    assert "lag 1.5 s conflicts 0" in shown
+    assert "index" not in drawn(frame(status()))
+
+
+def test_top_shows_the_pool_of_an_earlier_daemon() -> None:
+    early = pool()
+    del early["nodes_live"], early["hits"], early["counters"]["served"]
+    assert "pool - nodes" in drawn(frame(status() | {"pool": early}))
+
+
 def test_rates_are_differences_a_second() -> None:
     before = status(namespace("a", read_ram=10, misses=5), hits=3, sealed=1, uploads=4)
     after = status(namespace("a", read_ram=16, read_s3=2, misses=7), hits=9, sealed=5, uploads=8)

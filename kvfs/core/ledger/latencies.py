@@ -30,6 +30,10 @@ class Histogram:
         self.counts[bisect_left(BOUNDS, seconds)] += times
         self.seconds += seconds * times
 
+    def describe(self) -> dict[str, Any]:
+        """For status: the counts, and the sum in seconds."""
+        return {"counts": list(self.counts), "sum_s": round(self.seconds, 6)}
+
 
 class Latencies:
     """The histograms of one daemon, by the names of its media."""
@@ -43,13 +47,14 @@ class Latencies:
         # A seal: the wait of a writer's last close.
         self.seal = {name: Histogram() for name in names if name != "s3"}
 
+    def add_origin(self, name: str) -> None:
+        """Time opens of another place of bytes, too, which is no tier."""
+        self.open[name] = Histogram()
+
     def describe(self) -> dict[str, Any]:
         """For status: `bounds_s`, then for each kind and tier the counts and the sum."""
         kinds = {"open": self.open, "hydrate": self.hydrate, "seal": self.seal}
         return {"bounds_s": list(BOUNDS)} | {
-            kind: {
-                name: {"counts": list(one.counts), "sum_s": round(one.seconds, 6)}
-                for name, one in histograms.items()
-            }
+            kind: {name: one.describe() for name, one in histograms.items()}
             for kind, histograms in kinds.items()
         }

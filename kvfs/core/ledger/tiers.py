@@ -1,11 +1,12 @@
 """The tiers of a mount. `Tiers` tells which of them hold a copy of an object.
 
 Contract: synchronous and without state of its own: an object's record says which tiers hold it.
-`pooled`: other nodes may have objects as well. `local` has RAM and NVMe if they are mounted, fastest first. Not for files and bytes (`kvfs.tiers`).
+`local` has RAM and NVMe if they are mounted, fastest first. `pooled`: other nodes may have objects
+as well. Not for files and bytes (`kvfs.tiers`).
 """
 
 from kvfs.catalog import Inode
-from kvfs.tiers import Bucket, NoBucket, NoNvme, NoRam, NvmeTier, RamTier, Tier
+from kvfs.tiers import Bucket, NoBucket, NoNvme, NoRam, NvmeTier, OtherNodes, RamTier, Tier
 
 
 class Tiers:
@@ -18,6 +19,7 @@ class Tiers:
         self.nvme = nvme or NoNvme()
         self.bucket = bucket or NoBucket()
         self.pooled = False
+        self.nodes = OtherNodes()  # no tier: an object that came from there is in one of these
         self.local: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
 
     @property

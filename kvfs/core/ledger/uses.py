@@ -6,7 +6,7 @@ between the two loses a time of access. Not for the order of eviction, which `Or
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import trio
 
@@ -45,11 +45,22 @@ class Uses:
         found = [
             one.inode for one, inode in zip(held, noted, strict=True) if one and one.inode is inode
         ]
+        self._put(found)
+
+    def note_closed(self, inodes: Sequence[Inode], now: int) -> None:
+        """Note that other nodes have read these objects, and commit it. now: ns since 1970."""
+        for inode in inodes:
+            inode.atime_ns = now
+        self._put(inodes, accessed=True)
+
+    def _put(self, inodes: Sequence[Inode], *, accessed: bool = False) -> None:
+        """Commit the times of access of these records. accessed: see `Batch.put`."""
+        if not inodes:
+            return
         try:
-            if found:
-                with self.catalog.batch() as batch:
-                    for inode in found:
-                        batch.put(inode)
+            with self.catalog.batch() as batch:
+                for inode in inodes:
+                    batch.put(inode, accessed=accessed)
         except CatalogError as error:  # a lost time of access is no reason to fail a request
-            named = self.catalog.named(found[0].ino)
+            named = self.catalog.named(inodes[0].ino)
             log.debug("times of access of %s and others stay: %s", named, error)

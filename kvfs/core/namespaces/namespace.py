@@ -20,14 +20,14 @@ from kvfs.core.namespaces.open_order import OpenOrder
 from kvfs.core.namespaces.order import Order, key_of
 from kvfs.fairness.token_bucket import LATE, TokenBucket
 from kvfs.settings import MEDIA, Settings
-from kvfs.tiers import Bucket, Tier
+from kvfs.tiers import Bucket, OtherNodes, Tier
 from kvfs.units import format_size
 
 SECOND = 10**9
 ATIME_STEP = 60 * SECOND  # ns: how old a time of use may be before it is noted again
 USES_NOTED = 16  # at least so many notes in a lifetime that counts from the last use
 FIRST = 512  # entries of a namespace without objects: the ghosts see all keys
-READ = {name: f"read_{name}" for name in MEDIA}  # by tier
+READ = {name: f"read_{name}" for name in (*MEDIA, OtherNodes.name)}  # by the place of the bytes
 COUNTERS = (*READ.values(), "read_bytes", "written", "written_bytes", "misses", "opens_unreadable")
 
 

@@ -29,7 +29,7 @@ from kvfs.fairness.fair_queue import Shares
 from kvfs.fairness.hot_objects import HotObjects
 from kvfs.s3.keys import ObjectName
 from kvfs.settings import Settings
-from kvfs.tiers import Bucket, Tier
+from kvfs.tiers import Bucket, OtherNodes, Tier
 
 log = logging.getLogger(__name__)
 
@@ -204,14 +204,17 @@ class Namespaces:
         """Call these: before policies see the noted opens, and when settings have changed."""
         self._bring_opens, self._settings_change = bring_opens, settings_change
 
-    def read(self, inode: Inode, tier: Tier | Bucket, times: int = 1, seen: int = 1) -> None:
-        """Note that an object was opened to read. seen: how many of the opens policies see.
+    def read(
+        self, inode: Inode, where: Tier | Bucket | OtherNodes, times: int = 1, seen: int = 1
+    ) -> None:
+        """Note that an object was opened to read. where: the place of its bytes.
 
-        The others found it open, or came together with those.
+        seen: how many of the opens policies see. The others found it open, or came together with
+        those.
         """
         found = self.of(inode)
         counters = found.counters
-        counters[READ[tier.name]] += times
+        counters[READ[where.name]] += times
         counters["read_bytes"] += times * inode.size
         if times > seen:
             found.accesses.opened_again(times - seen)
@@ -220,7 +223,7 @@ class Namespaces:
             if len(self._lately) == LATELY:
                 self._show_noted()
         if self.access_log.on:
-            self.access_log.read(inode, tier.name)
+            self.access_log.read(inode, where.name)
 
     def unused(self, inodes: Iterable[Inode], now: int) -> list[Inode]:
         """The inodes whose time of access is to be noted now, as relatime does.

@@ -30,7 +30,7 @@ from kvfs.core.objects.scans import Scans
 from kvfs.errors import CatalogError, NotFoundError, StaleError, TierError
 from kvfs.movement.copying import digest_of
 from kvfs.movement.files import SourceChangedError
-from kvfs.tiers import Bucket, Tier, TierCall, sync_patience
+from kvfs.tiers import Bucket, OtherNodes, Tier, TierCall, sync_patience
 
 log = logging.getLogger(__name__)
 
@@ -103,14 +103,14 @@ class Copies:
 
     async def open(
         self, inode: Inode, *, writable: bool
-    ) -> tuple[Tier, int, Tier | Bucket] | Stream | Header:
+    ) -> tuple[Tier, int, Tier | Bucket | OtherNodes] | Stream | Header:
         """Open the fastest sound copy. Return its tier, its descriptor, and where its bytes were.
 
         If the bytes still come from the bucket, return a stream, which can be read already. If the
         process scans, return the header. Raises NotFoundError (a miss), StaleError, CatalogError.
         """
         found, lost = await self.open_here(inode, writable=writable)
-        where: Tier | Bucket | None = None
+        where: Tier | Bucket | OtherNodes | None = None
         try:
             if found is None and self._packed(inode):
                 await self._unpack(inode)
@@ -119,6 +119,7 @@ class Copies:
                 lost = found is None
             if found is None and self._peers is not None and self._remote(inode):
                 await self._peers.fetch(inode)
+                where = self.ledger.tiers.nodes
                 found, lost = await self._open_fetched(inode, writable=writable)
             if found is None and (spilled := self._spilled(inode)) is not None:
                 if not writable and self.scans.opens(spilled):

@@ -34,7 +34,7 @@ from kvfs.core.objects.incoming import Incoming
 from kvfs.core.objects.publishing import Publishing
 from kvfs.core.objects.seal import Sealing
 from kvfs.errors import InUseError, KvfsError, NotFoundError, StaleError, TooLargeError
-from kvfs.tiers import Bucket, Tier, TierCall
+from kvfs.tiers import Bucket, OtherNodes, Tier, TierCall
 
 SIZE_MAX = (1 << 63) - 4096
 
@@ -230,7 +230,7 @@ class Objects:
         fd: int,
         *,
         writable: bool,
-        where: Tier | Bucket | None = None,
+        where: Tier | Bucket | OtherNodes | None = None,
     ) -> OpenObject:
         """Enter an object that was opened. where: the place that its bytes were brought from."""
         held = OpenObject(inode, tier, fd, writable, accounted=bool(inode.links))
@@ -245,7 +245,7 @@ class Objects:
             held.fd = -1
         return held
 
-    def _enter(self, held: OpenObject, where: Tier | Bucket) -> None:
+    def _enter(self, held: OpenObject, where: Tier | Bucket | OtherNodes) -> None:
         """Enter an object into the open table, and count the open."""
         inode, ledger = held.inode, self.ledger
         ledger.table.open[inode.ino] = held

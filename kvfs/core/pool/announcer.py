@@ -30,6 +30,7 @@ from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.pool.entries import facts_of
 from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.pool.news import News
 from kvfs.core.shared_work import start_task
 from kvfs.errors import KvfsError
 from kvfs.movement.movers import MoverPool, SourceChangedError
@@ -68,6 +69,7 @@ class Announcer:
         lookup: PoolLookup,
         movers: MoverPool,
         fetched: dict[int, int],
+        news: News,
     ) -> None:
         """fetched: the versions of inodes that came from other nodes in this session."""
         self.ledger: Ledger = transfers.ledger
@@ -78,6 +80,7 @@ class Announcer:
         self.peers = lookup.peers
         self.movers = movers
         self.fetched = fetched
+        self.news = news
         self.announced: dict[int, int] = {}  # inodes, and which version of each
         self.bytes = 0  # of the announced objects
         self.counters = Counter(
@@ -361,10 +364,20 @@ class Announcer:
             elif answer == "gone" or (not wanted.fresh and ino in self.fetched):
                 self.let_go(ino, wanted.facts.digest)  # it came from the pool, and is older
             elif not await self._replace_dead(ino, wanted):
-                self.counters["conflicts"] += 1
-                named = self.ledger.catalog.named(ino)
-                log.info("%s is not in the pool: another object has its name there", named)
+                self._note_conflict(ino, wanted)
         await self.index.list_names(names)
+
+    def _note_conflict(self, ino: int, wanted: Announcement) -> None:
+        """Count an object that stays out of the pool; tell of one in each directory now and then.
+
+        Two nodes with the same names in a directory may have many such objects.
+        """
+        self.counters["conflicts"] += 1
+        catalog, folder = self.ledger.catalog, wanted.key.rpartition("/")[0]
+        path, count = catalog.path_of(ino), self.counters["conflicts"]
+        told = self.news.tell_seldom("conflict", folder, path=path, conflicts=count)
+        level, named = logging.INFO if told else logging.DEBUG, catalog.named(ino)
+        log.log(level, "%s is not in the pool: another object has its name there", named)
 
     async def _replace_dead(self, ino: int, wanted: Announcement) -> bool:
         """Free a name that only nodes without a lease have; True if that was so."""

@@ -20,6 +20,7 @@ from kvfs.catalog import Inode
 from kvfs.core.capacity.room import Room
 from kvfs.core.fetching.budget import Budget
 from kvfs.core.fetching.fetch import Fetch, PrefetchRequest, UnwantedError, reserve
+from kvfs.core.ledger.latencies import Histogram
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.shared_work import WorkByKey, start_task
@@ -66,6 +67,7 @@ class PoolFetch:
         self.wait = 2.0
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.opening: Callable[[Inode], None] = lambda _inode: None
+        self.seconds = Histogram()  # of fetches that gave an object
         self.fetched: dict[int, int] = {}  # versions of inodes that came from the pool
         self._tls = "" if tls is None else str(tls)
         self._jobs = jobs
@@ -134,11 +136,14 @@ class PoolFetch:
         if key is None or not self.entries.is_shared(inode):
             raise StaleError(f"{self._named(inode.ino)} has lost its name, or left the pool")
         failures: list[str] = []
+        began = trio.current_time()
         try:
-            if await self._try_owners(key, running, failures):
+            given = await self._try_owners(key, running, failures)
+            if not given and self.lookup.forget_answer(key):  # it has moved since the lookup
+                given = await self._try_owners(key, running, failures)
+            if given:
+                self.seconds.observe(trio.current_time() - began)
                 return
-            if self.lookup.forget_answer(key) and await self._try_owners(key, running, failures):
-                return  # it has moved since the lookup
             raise NotFoundError("no live node gives it: " + ("; ".join(failures) or "none has it"))
         except IndexDownError as error:
             self.lookup.failed(error)  # the name stays: the index will know more

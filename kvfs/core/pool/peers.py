@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import trio
 
+from kvfs.core.pool.news import News
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import PATIENCE, Index, Lease, Owner, PoolEntry
 
@@ -30,8 +31,11 @@ REMEMBERED = 4096  # nodes
 class Peers:
     """The nodes of one pool. `me`: describes this node, at any time."""
 
-    def __init__(self, index: Index, me: Callable[[], Lease], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, index: Index, me: Callable[[], Lease], lost: Callable[[], None], news: News
+    ) -> None:
         self.index = index
+        self.news = news
         self.me = me
         self.lost = lost
         self.epoch = ""  # of the index, as far as is known
@@ -51,13 +55,18 @@ class Peers:
             epoch = await self.index.renew(self.me(), secrets.token_hex(8), time.time())
         except IndexDownError as error:
             if not self.why:
+                self.news.tell("index down", why=str(error))
                 log.warning("the pool's index is down, other nodes' objects are misses: %s", error)
             self.why = str(error)
             return
         if self.why and self.epoch:
+            self.news.tell("index up")
             log.info("the pool's index answers again")
         self.why = ""
         if epoch != self.epoch:
+            if self.epoch:
+                self.news.tell("index empty")
+                log.info("the pool's index has lost its data: objects are announced again")
             self.epoch = epoch
             self.lost()
 

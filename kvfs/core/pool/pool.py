@@ -24,7 +24,11 @@ from kvfs.core.pool.fetch import PoolFetch
 from kvfs.core.pool.follow import Follow
 from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.pool.news import News
+from kvfs.core.pool.nodes import Nodes, named
+from kvfs.core.pool.owners import owners
 from kvfs.core.pool.peers import Peers
+from kvfs.core.pool.reads import PeerReads
 from kvfs.core.pool.recheck import Recheck
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement.movers import MoverPool
@@ -65,15 +69,18 @@ class Pool:
         self.why_not = "it was not started yet"  # why nginx does not serve
         index = Index(self.servers)
         self.entries = PoolEntries(tree)
-        self.peers = Peers(index, self.lease, self._index_lost)
+        self.news = News()
+        self.peers = Peers(index, self.lease, self._index_lost, self.news)
         self.lookup = PoolLookup(index, self.entries, self.peers)
         self.listing = PoolListing(self.lookup)
         self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
-        self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched)
-
+        self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched, self.news)
         self.recheck = Recheck(self.announcer)
         self.follow = Follow(self.lookup)
         self.ledger.tiers.pooled = True
+        self.nodes = Nodes(index, member.node, self._nodes_changed)
+        self.ledger.latencies.add_origin(self.ledger.tiers.nodes.name)
+        self.reads = PeerReads(self.ledger, member.folder / "reports")
 
     def lease(self) -> Lease:
         """This node, as other nodes see it now."""
@@ -94,6 +101,10 @@ class Pool:
     def _index_lost(self) -> None:
         self.announcer.announce_all()
 
+    def _nodes_changed(self, how: str, names: list[str]) -> None:
+        self.news.tell(f"node {how}", nodes=named(names), live=1 + len(self.nodes))
+        log.info("nodes of the pool have %s: %s", how, named(names))
+
     # Life
 
     async def run(self) -> None:
@@ -103,9 +114,11 @@ class Pool:
         self.ledger.namespaces.pool_switched = self.announcer.switched
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.servers.run)
+            nursery.start_soon(self.reads.run)
             await self._serve_once()
             nursery.start_soon(self.peers.run)
             nursery.start_soon(self.announcer.run)
+            nursery.start_soon(self.nodes.run)
             nursery.start_soon(self._keep_serving)
 
     async def _serve_once(self) -> None:
@@ -115,6 +128,7 @@ class Pool:
             {tier.name: tier.root / "objects" for tier in tiers},
             allow=member.allow or (() if member.tls else LOOPBACK),
             tls=member.tls,
+            reports=self.reads.path,
         )
         try:
             await trio.to_thread.run_sync(self._start, served)
@@ -140,8 +154,11 @@ class Pool:
                 pause = GLANCE
                 continue
             if self.serves:
+                self.news.tell("nginx ended")
                 log.warning("the nginx of the pool has ended, and is started again")
             await self._serve_once()
+            if self.serves:
+                self.news.tell("nginx started")
             pause = GLANCE if self.serves else min(BACK_OFF_MOST, 2 * pause)
 
     async def end(self) -> None:
@@ -219,6 +236,10 @@ class Pool:
         ]
         return found
 
+    async def owners(self, inode: Inode) -> Mapping[str, Any]:
+        """The nodes that have a file, for `kvfs stat`. It waits for the index as an open does."""
+        return await owners(self.lookup, inode, self.fetcher.wait)
+
     def status(self) -> Mapping[str, Any]:
         """The state, for `kvfs status`."""
         return {
@@ -227,6 +248,8 @@ class Pool:
             "address": self.member.address,
             "serves": self.serves,
             "why_not": self.why_not,
+            "nodes_live": 1 + len(self.nodes),
+            "hits": self.ledger.tiers.nodes.hits,
             "index": {"up": not self.peers.why, "why": self.peers.why},
             "objects": len(self.announcer.announced),
             "bytes": self.announcer.bytes,
@@ -236,5 +259,7 @@ class Pool:
                 **self.lookup.counters,
                 **self.fetcher.counters,
                 **self.announcer.counters,
+                **self.reads.counters,
             },
+            "fetch_seconds": self.fetcher.seconds.describe(),
         }

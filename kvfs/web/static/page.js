@@ -91,7 +91,7 @@ function showNow(now) {
   $("errors").textContent = "Errors since this daemon began: "
     + Object.entries(now.errors).map(([name, count]) => `${name} ${count}`).join(", ")
     + (times.length ? `. Time of an open: half of them ${times[0]}, 99 % of them ${times[1]}.` : ".");
-  showTiers(now.tiers);
+  showTiers(now.tiers, now.pool);
   showSpaces();
 }
 
@@ -105,7 +105,19 @@ async function showEvents() {
   $("events-none").textContent = found.length ? "" : "No events yet.";
 }
 
-function showTiers(tiers) {
+function poolTile(pool) {
+  const tile = element("div", undefined, "tile");
+  const ill = [pool.up ? "" : "the index is down", pool.serves ? "" : "serves nobody"].filter(Boolean).join(", ");
+  tile.append(element("strong", "pool"), " ", element("span", ill || "healthy", ill ? "bad" : ""));
+  tile.append(element("div", `${number(pool.nodes)} live nodes; ${pool.objects} objects of this node, ${size(pool.bytes)}`));
+  tile.append(element("div", `${pool.found} objects found, ${number(pool.hits)} hits`));
+  tile.append(element("div", `fetched: ${pool.fetched} objects, ${size(pool.fetched_bytes)}; ${pool.failed} failures`));
+  tile.append(element("div", `served: ${pool.served} reads, ${size(pool.served_bytes)}`));
+  tile.append(element("div", `the index lags ${number(pool.lag_s)} s; ${pool.conflicts} conflicts`));
+  return tile;
+}
+
+function showTiers(tiers, pool) {
   $("tiers").replaceChildren(...Object.entries(tiers).map(([name, tier]) => {
     const tile = element("div", undefined, "tile");
     tile.append(element("strong", name), " ");
@@ -127,18 +139,19 @@ function showTiers(tiers) {
       tile.append(element("div", `${tier.uploads} uploads, ${tier.downloads} downloads, ${tier.failures} failures`));
     }
     return tile;
-  }));
+  }), ...(pool ? [poolTile(pool)] : []));
 }
 
 // Charts
 
 const CHARTS = [
   { title: "Used", unit: size, of: TIERS.map((name) => ["used " + name, name]) },
-  { title: "Opens a second, by tier of the bytes", unit: number, of: TIERS.map((name) => ["hits " + name, name]).concat([["misses", "misses"]]) },
+  { title: "Opens a second, by tier of the bytes", unit: number, of: [...TIERS, "pool"].map((name) => ["hits " + name, name]).concat([["misses", "misses"]]) },
   { title: "Bandwidth: bytes of opened files, and written bytes, a second", unit: rate, of: [["opened_bytes", "opened"], ["written_bytes", "written"]] },
   { title: "Hit ratio in RAM and NVMe", unit: percent, most: 1, of: [["ratio", "ratio"]] },
   { title: "Movers, objects a second", unit: number, of: [["demoted", "demoted"], ["promoted", "promoted"], ["dropped", "dropped"], ["sealed", "sealed"]] },
   { title: "Bucket, bytes a second", unit: rate, needs: "used s3", of: [["upload_bytes", "uploaded"], ["hydrated_bytes", "hydrated"]] },
+  { title: "Pool, bytes a second", unit: rate, needs: "lag", of: [["fetched_bytes", "fetched"], ["served_bytes", "served"]] },
   { title: "To be uploaded", unit: size, needs: "dirty", of: [["dirty", "dirty"]] },
 ];
 const SPACE_CHARTS = [
@@ -302,6 +315,13 @@ async function showObjects() {
   $("objects-age").textContent = age;
 }
 
+function owners(pool) {
+  if (pool.entry === "unknown") return "the index of the pool does not answer";
+  if (pool.entry === "other") return "another object has its name in the pool";
+  const nodes = pool.nodes.map((one) => `${seen(one.host)}: ${one.tier}${one.this ? ", this node" : ""}`);
+  return (pool.remote ? ["only other nodes:", ...nodes] : nodes).join("\n") || "none in the pool";
+}
+
 function life(found) {
   const rows = [["path", seen(found.path) || "(the mount, or without a name)"], ["kind", found.kind]];
   const add = (name, text) => { if (text) rows.push([name, text]); };
@@ -314,6 +334,7 @@ function life(found) {
     add("xxh3-128", found.digest || "not computed yet");
     add("tiers", Object.entries(found.tiers).map(([name, tier]) =>
       `${name}: ${size(tier.bytes)}${tier.packed ? ", packed by " + tier.packed.codec : ""}${tier.current === false ? ", not the present object" : ""}`).join("\n") || "no tier has it");
+    if (found.pool) add("nodes with it", owners(found.pool));
     const due = found.dirty.due ? `, due ${moment(found.dirty.due)}` : "";
     add("to upload", found.dirty.s3 === "yes" ? "yes" + due : found.dirty.s3 === "conflict" ? "no: another object has its name in the bucket" : found.dirty.nvme ? "no; only RAM has it so far" : "no");
     add("open", found.open ? `${found.open.readers} readers, ${found.open.writers} writers in ${found.open.tier}` : "no");

@@ -1,0 +1,64 @@
+"""The nodes that have an object, as the index says it now: for people.
+
+Contract: `owners` asks the index at each call, and changes nothing. It returns within `wait`
+seconds; without an answer of the index, `why` has the reason and there are no nodes. A node without
+a lease, or one that has begun anew since, is no owner. Not for reads, which remember answers
+(`lookup`).
+"""
+
+from typing import Any
+
+import trio
+
+from kvfs.catalog import Inode
+from kvfs.core.pool.lookup import PoolLookup
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import PoolEntry
+
+
+async def owners(lookup: PoolLookup, inode: Inode, wait: float) -> dict[str, Any]:
+    """Describe the entry of a file: its kind, and the live nodes that have the file.
+
+    entry: `same`, `other` (another object has the name), `gone` (a node has unlinked the object),
+    `none`, or `unknown`. wait: seconds.
+    """
+    key = lookup.entries.key(inode)
+    if key is None:
+        return _described("none", why="its name is of this node only")
+    with trio.move_on_after(wait):
+        try:
+            return await _ask(lookup, inode, key, wait)
+        except IndexDownError as error:
+            return _described("unknown", why=str(error))
+    return _described("unknown", why=f"no answer of the index within {wait:g} s")
+
+
+async def _ask(lookup: PoolLookup, inode: Inode, key: str, wait: float) -> dict[str, Any]:
+    (entry,) = await lookup.index.find([key], patience=wait)
+    if entry is None:
+        return _described("none")
+    if not isinstance(entry, PoolEntry):
+        return _described("gone" if entry.digest == inode.digest else "none")
+    if entry.facts.digest != inode.digest:
+        return _described("other")
+    found = _described("same")
+    leases = await lookup.index.leases([one.node for one in entry.owners], patience=wait)
+    mine = lookup.peers.me().node
+    found["nodes"] = [
+        {
+            "node": owner.node,
+            "host": lease.host,
+            "mountpoint": lease.mountpoint,
+            "address": lease.address,
+            "tier": owner.tier,
+            "this": owner.node == mine,
+        }
+        for owner, lease in zip(entry.owners, leases, strict=True)
+        if lease is not None and lease.incarnation == owner.incarnation
+    ]
+    found["nodes"].sort(key=lambda one: (not one["this"], one["host"], one["mountpoint"]))
+    return found
+
+
+def _described(entry: str, why: str = "") -> dict[str, Any]:
+    return {"entry": entry, "why": why, "nodes": []}

@@ -1,0 +1,10 @@
+"""The other nodes of a pool, as a place that the bytes of an open come from."""
+
+
+class OtherNodes:
+    """The other nodes. `hits` counts the opens for which kvfs fetched an object from one."""
+
+    name = "pool"
+
+    def __init__(self) -> None:
+        self.hits = 0

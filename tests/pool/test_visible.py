@@ -1,0 +1,248 @@
+"""The commands, counters and metrics of mounts show their pool."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from kvfs import runtime
+from kvfs.control import request
+from kvfs.pool.nginx import Nginx
+from tests.conftest import Mount
+from tests.harness import KVFS, Mounted, wait_for
+from tests.pool.test_two_nodes import absent, announced, node, write
+
+MIB = 1 << 20
+
+
+def run(*arguments: object) -> str:
+    command = [*KVFS, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+def stat(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("stat", path, "--json"))
+    return found
+
+
+def owners(path: Path) -> list[str]:
+    """The mount points of the nodes that have a file, the asked one first."""
+    return [one["mountpoint"] for one in stat(path)["pool"]["nodes"]]
+
+
+def index_of(pool: str) -> redis.Redis:
+    return redis.Redis(port=int(pool.rpartition(":")[2].partition("/")[0]))
+
+
+def test_stat_shows_nodes_that_have_a_file(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    assert owners(a.path / "block") == [str(a.path)]
+    found = stat(b.path / "block")
+    assert (found["tiers"], found["pool"]["remote"], found["pool"]["entry"]) == ({}, True, "same")
+    (owner,) = found["pool"]["nodes"]
+    assert (owner["mountpoint"], owner["this"]) == (str(a.path), False)
+    assert owner["tier"] == next(iter(stat(a.path / "block")["tiers"]))
+    assert found["next"] == "nothing is here of it: an open fetches it from another node"
+    shown = run("stat", b.path / "block")
+    assert "only other nodes have it" in shown
+    assert f"{a.path} ({owner['tier']})" in shown
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    assert owners(b.path / "block") == [str(b.path), str(a.path)]
+    assert ", this node)" in run("stat", b.path / "block")
+    a.umount("--now")
+    assert owners(b.path / "block") == [str(b.path)]
+
+
+def test_stat_says_that_the_index_does_not_answer(pool: str, mount: Mount) -> None:
+    a = node(mount, f"{pool},pool_wait=1", "a")
+    a.allow_log("the pool's index is down|the pool learns later of changes")
+    write(a, "block", b"x")
+    pid = index_of(pool).info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        found = stat(a.path / "block")["pool"]
+        assert (found["entry"], found["nodes"]) == ("unknown", [])
+        assert "the index does not answer: " in run("stat", a.path / "block")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: owners(a.path / "block") == [str(a.path)], "the index answers again")
+
+
+def test_stat_of_a_mount_without_a_pool(kv: Mounted) -> None:
+    (kv.path / "block").write_bytes(b"x")
+    assert stat(kv.path / "block")["pool"] is None
+    assert absent(kv.path / "none")
+
+
+def served(kv: Mounted) -> dict[str, int]:
+    counters = kv.status()["pool"]["counters"]
+    return {name: counters[name] for name in ("served", "served_bytes")}
+
+
+def place(path: Path) -> int:
+    """The place of a file in the order of eviction of its only tier: 0 goes next."""
+    found: int = stat(path)["heat"]["orders"][0]["place"]
+    return found
+
+
+def test_read_by_a_peer_is_a_use_here(pool: str, mount: Mount) -> None:
+    only_ram = pool.replace("nvme={tmp}/NAME-nvme,nvme_size=256M,", "")
+    a, b = node(mount, only_ram, "a"), node(mount, pool, "b")
+    run("ns", "set", a.path, "eviction=lru")
+    for name in ("old", "new"):
+        write(a, name, name.encode() * MIB)
+        os.utime(a.path / name, ns=(0, (a.path / name).stat().st_mtime_ns))  # used long ago
+    a.idle()
+    assert (place(a.path / "old"), place(a.path / "new")) == (0, 1)
+    before = stat(a.path / "old")
+    assert (b.path / "old").read_bytes() == b"old" * MIB
+    wait_for(
+        lambda: served(a) == {"served": 1, "served_bytes": 3 * MIB}, "nginx has reported the read"
+    )
+    assert (place(a.path / "old"), place(a.path / "new")) == (1, 0)
+    after = stat(a.path / "old")
+    assert after["atime"] > before["atime"]
+    assert after["heat"]["opens"] == before["heat"]["opens"]
+    assert sum(tier["hits"] for tier in a.status()["tiers"].values()) == 0
+    assert "1 reads, 3.0 MiB" in run("pool", a.path)
+    assert sum(b.status()["pool"]["fetch_seconds"]["counts"]) == 1
+
+
+def hits(kv: Mounted) -> dict[str, int]:
+    """The opens of the mount by place, those of no place left out."""
+    counters = kv.status()["namespaces"][0]["counters"]
+    found = {name: counters.get(f"read_{name}", 0) for name in ("ram", "nvme", "pool")}
+    return {name: count for name, count in found.items() if count}
+
+
+def test_open_by_a_fetch_is_a_hit_of_the_pool(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: hits(b) == {"pool": 1}, "the open is counted")
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: sum(hits(b).values()) == 2, "the second open is counted")
+    assert hits(b)["pool"] == 1
+    found = b.status()
+    assert found["pool"]["hits"] == 1
+    assert sum(found["latencies"]["open"]["pool"]["counts"]) == 1
+    assert hits(a) == {}
+
+
+def test_status_and_top_show_the_pool(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: b.status()["pool"]["nodes_live"] == 2, "b sees a")
+    shown = re.sub(" +", " ", run("status", b.path))
+    for line in ("pool, index answers", "pool, live nodes 2", "pool, fetched 1 objects, 1.0 MiB"):
+        assert line in shown
+    shown = " ".join(run("top", "--once", "--interval", "0.2", b.path).split())
+    assert "pool 2 nodes index up" in shown
+    a.umount("--now")
+    wait_for(lambda: b.status()["pool"]["nodes_live"] == 1, "b sees that a has left")
+
+
+def test_wrong_reports_are_counted_and_ignored(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    reports = runtime.runtime_dir(a.path) / "nginx" / "reports"
+    ino = (a.path / "block").stat().st_ino
+    wrong = [b"", b"x", b"\xff" * 4000, b"<190>x kvfs: /ram/../../etc 200 1"]
+    unknown = [
+        f"<190>x kvfs: /ram/00/{ino:x}.ffff 200 1".encode(),
+        b"<190>x kvfs: /ram/00/" + b"f" * 64 + b".1 200 1",
+        b"<190>x kvfs: /ram/00/fffff.1 404 1",
+    ]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:
+        for datagram in (*wrong, *unknown):
+            sending.sendto(datagram, str(reports))
+
+    def counters() -> dict[str, int]:
+        found: dict[str, int] = a.status()["pool"]["counters"]
+        return found
+
+    wait_for(lambda: counters()["served_failed"] == 1, "the last one is read")
+    assert (counters()["reports_wrong"], counters()["served"]) == (len(wrong), 2)
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: counters()["served"] == 3, "a true report is counted as before")
+
+
+def test_reads_are_counted_by_the_next_daemon(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    a.kill_daemon()
+    wait_for(lambda: a.status()["pool"]["serves"], "a new daemon serves")
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    wait_for(lambda: served(a)["served"] == 1, "nginx reports to the new daemon")
+
+
+def news(kv: Mounted, what: str) -> list[dict[str, Any]]:
+    """The events of one kind about the pool."""
+    found = request(kv.path, "events")["events"]
+    return [one for one in found if one["kind"] == "pool" and one["what"] == what]
+
+
+def test_events_tell_of_nodes(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    wait_for(lambda: a.status()["pool"]["index"]["up"], "a has a lease")
+    wait_for(lambda: a.status()["pool"]["nodes_live"] == 1, "a has looked")
+    b = node(mount, pool, "b")
+    (event,) = wait_for(lambda: news(a, "node joined"), "b joins")
+    assert event["nodes"].endswith(f":{b.path}")
+    assert event["live"] == 2
+    b.umount("--now")
+    wait_for(lambda: news(a, "node left"), "b leaves")
+    assert "node left" in (a.path / ".kvfs" / "events").read_text()
+
+
+def test_events_tell_of_the_index(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    a.allow_log("the pool's index is down|the pool learns later of changes")
+    wait_for(lambda: a.status()["pool"]["index"]["up"], "a has a lease")
+    index = index_of(pool)
+    index.flushall()
+    wait_for(lambda: news(a, "index empty"), "a sees that the data are lost")
+    pid = index.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        (event,) = wait_for(lambda: news(a, "index down"), "a sees that the index is down")
+        assert event["why"]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: news(a, "index up"), "the index is back")
+
+
+def test_events_tell_of_nginx(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    a.allow_log("the nginx of the pool has ended")
+    wait_for(lambda: a.status()["pool"]["serves"], "nginx serves")
+    for pid in Nginx(runtime.runtime_dir(a.path) / "nginx").pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: news(a, "nginx started"), "nginx serves again")
+    assert len(news(a, "nginx ended")) == 1
+
+
+def test_events_tell_of_one_conflict_in_a_directory(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    index, names = index_of(pool), ("one", "two")
+    for name in names:
+        write(a, name, b"of a")
+        index.rename(f"kvfs:kv:o:@0/{name}", f"aside-{name}")  # so that b does not find it
+        wait_for(partial(absent, b.path / name), "it is not found")
+        with (b.path / name).open("wb") as file:
+            file.write(b"of b")
+            index.rename(f"aside-{name}", f"kvfs:kv:o:@0/{name}")
+    wait_for(lambda: b.status()["pool"]["counters"]["conflicts"] == 2, "b notices")
+    (event,) = news(b, "conflict")
+    assert (event["path"], event["conflicts"]) == ("one", 1)
