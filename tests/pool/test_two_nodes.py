@@ -311,3 +311,14 @@ def test_blocks_of_other_nodes_count_in_matches(pool: str, mount: Mount) -> None
     assert (found.blocks, found.ram + found.nvme) == (200, 20 * BLOCK)
     a.umount("--now")
     wait_for(lambda: ask(b.path / "blocks", keys).blocks == 20, "only its own are left")
+
+
+def test_node_comes_again_beside_the_nginx_of_its_killed_daemon(pool: str, mount: Mount) -> None:
+    """The nginx of the killed daemon has the address of the node still."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    a.kill()
+    a.expect_log("the last session did not end properly")
+    a.mount()
+    wait_for(lambda: announced(a) == 1, "it is announced again")
+    assert (b.path / "block").read_bytes() == b"x" * MIB
