@@ -2,7 +2,7 @@
 # Makes .venv/bin/kvfs work, and `mount -t kvfs` known to the system. Run it again at any time: it
 # does only what is missing. As root on Debian or Ubuntu it installs the system packages too.
 #
-#     scripts/install.sh [EXTRA]      EXTRA: test, bench, plot or torch
+#     scripts/install.sh [EXTRA]      EXTRA: pool, test, bench, plot or torch
 #
 # PYTHON chooses the interpreter (python3), which must be 3.10 or newer.
 set -euo pipefail
@@ -42,8 +42,8 @@ if [ "$extra" = test ]; then
     has setfattr || packages+=(attr)
     has xz || packages+=(xz-utils)
 fi
-# Tests of the pool run a real index and a real server of bytes.
-if [ "$extra" = test ]; then
+# A pool has an index, and on each node a server of bytes. Its tests run real ones.
+if [ "$extra" = pool ] || [ "$extra" = test ]; then
     has redis-server || packages+=(redis-server)
     has nginx || [ -x /usr/sbin/nginx ] || packages+=(nginx-light)
 fi
@@ -96,6 +96,8 @@ wanted=$({
 } | sha256sum)
 stamp=.venv/.installed${extra:+-$extra}
 works='import kvfs.cli, kvfs.fuse._passthrough'
+# The pool only adds packages: no other environment is made for it.
+[ "$extra" != pool ] || { stamp=.venv/.installed works+=', hiredis, redis'; }
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! .venv/bin/python -c "$works" 2>/dev/null; then
     say "kvfs into .venv"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \

@@ -2,16 +2,23 @@
 # From a checkout to a working kvfs: installs what is missing, mounts with sizes fitted to this
 # machine, proves that what is written is read back, and says what is on. Run it again at any time.
 #
-#     scripts/up.sh [MOUNTPOINT]      default /mnt/kv; as root
+#     scripts/up.sh [--pool] [MOUNTPOINT]      default /mnt/kv; as root
 #
-# KVFS_OPTIONS replaces the options chosen here, for example KVFS_OPTIONS=ram=64G,nvme=/data/kvfs.
+# --pool makes the mount a node of a pool, with an index on this machine: docs/pool.md. KVFS_OPTIONS
+# replaces the options chosen here, for example KVFS_OPTIONS=ram=64G,nvme=/data/kvfs. KVFS_POOL_PORT
+# is the port of the index, 6379.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-usage="usage: scripts/up.sh [MOUNTPOINT], default /mnt/kv"
+usage="usage: scripts/up.sh [--pool] [MOUNTPOINT], default /mnt/kv"
+pool=
 case ${1:-} in
 -h | --help)
     echo "$usage"
     exit 0
+    ;;
+--pool)
+    pool=pool
+    shift
     ;;
 esac
 mountpoint=${1:-/mnt/kv}
@@ -32,7 +39,32 @@ case $mountpoint in
 /*) ;;
 *) mountpoint=$PWD/$mountpoint ;;
 esac
-scripts/install.sh
+scripts/install.sh $pool
+
+index_port=${KVFS_POOL_PORT:-6379}
+on_index() { redis-cli -h 127.0.0.1 -p "$index_port" "$@" 2>&1; }
+
+# The index of this machine. Nothing on a disk: each node announces its objects again. An index that
+# is there already stays, be it another mount's or a service.
+start_index() {
+    local told
+    told=$(on_index ping) || true
+    case $told in
+    PONG) return ;;
+    NOAUTH*)
+        fail "the index at 127.0.0.1:$index_port wants a password: leave out --pool, and give" \
+            "pool= and pool_credentials= with KVFS_OPTIONS"
+        ;;
+    esac
+    runuser -u nobody -- redis-server --bind 127.0.0.1 --port "$index_port" --save '' \
+        --appendonly no --daemonize yes --dir / --pidfile '' >/dev/null
+    for _ in $(seq 100); do
+        [ "$(on_index ping)" != PONG ] || return 0
+        sleep 0.1
+    done
+    fail "no index answers at 127.0.0.1:$index_port: is the port free?" \
+        "KVFS_POOL_PORT gives another one"
+}
 
 # A quarter of the memory that is free now; half of the disk that is free or already kvfs' own.
 fitted_options() {
@@ -61,6 +93,8 @@ fitted_options() {
     fi
 }
 
+[ -z "$pool" ] || start_index
+
 # findmnt reads the kernel's table; it asks no daemon, which may be dead.
 type=$(findmnt --noheadings --output FSTYPE --mountpoint "$mountpoint" | tail -n 1) || type=
 case $type in
@@ -68,7 +102,9 @@ fuse.kvfs) echo "up: $mountpoint is mounted already" >&2 ;;
 '')
     mkdir -p "$mountpoint"
     # allow_other: engines of other users, as far as file modes permit, and exports over NFS.
-    "$kvfs" mount -o "${KVFS_OPTIONS-allow_other,$(fitted_options)}" -- "$mountpoint"
+    options=${KVFS_OPTIONS-allow_other,$(fitted_options)}
+    options=$options${pool:+,pool=redis://127.0.0.1:$index_port/kv}
+    "$kvfs" mount -o "$options" -- "$mountpoint"
     ;;
 *) fail "$mountpoint is a mount of type $type; choose another directory" ;;
 esac
@@ -82,9 +118,11 @@ cmp "$proof" "$object" || fail "the file that was read back differs; see $kvfs s
 echo "up: wrote a random object of 8 MiB and read it back: equal" >&2
 
 "$kvfs" status "$mountpoint"
+[ -z "$pool" ] || "$kvfs" pool "$mountpoint"
 cat <<END
 
 An engine:   $kvfs ns create $mountpoint/lmcache --for lmcache-fs    # prints what to paste
 Everything:  $kvfs --help
 Stop:        $kvfs umount $mountpoint
 END
+[ -z "$pool" ] || echo "Its index:   redis-cli -p $index_port shutdown nosave    # after all mounts"

@@ -5,6 +5,7 @@ changes nothing. An index that does not answer is an IndexDownError. Not for a m
 loop must not block.
 """
 
+import errno
 import ipaddress
 import os
 import socket
@@ -107,6 +108,8 @@ def _expect_address(member: Membership, ip: ipaddress.IPv4Address | ipaddress.IP
         try:
             trying.bind((str(ip), port))
         except OSError as error:
+            if error.errno == errno.EADDRINUSE and nginx.Nginx(member.folder).pids:
+                return  # the server of a killed daemon has it, and is taken over or ended
             raise ConfigError(
                 f"pool_address={member.address}: {os.strerror(error.errno or 0)}; expected an "
                 "address of this machine, with a free port"

@@ -7,6 +7,7 @@ tests/packaging runs the image.
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 import yaml
 
 from kvfs import __version__
+from kvfs.config import Config
+from kvfs.daemon.pool import PORT
+from tests.pool.servers import free_port, server
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "mount" / "kubernetes" / "kvfs"
@@ -27,6 +31,9 @@ EVERYTHING = [
     "s3.endpoint=https://10.0.0.1:9000",
     "s3.region=here",
     "s3.secretName=bucket",
+    r"pool.url=redis+cluster://a:6379\,b:6379/kv",
+    "pool.secretName=index",
+    "pool.tlsSecretName=certificates",
     "extraOptions={promote_after=3,reclaimable=30%}",
     "metrics.serviceMonitor.enabled=true",
     "metrics.serviceMonitor.labels.release=prometheus",
@@ -76,7 +83,8 @@ def test_helm_finds_no_fault() -> None:
     "value",
     [
         *("nvme.hostPath=data", "rma=64G", "s3.url=http://bucket", "ram=64Q", "ram=much"),
-        "nvme.size=5X",
+        *("nvme.size=5X", "pool.url=http://redis/kv", "pool.url=redis://redis"),
+        *("pool.url=redis://:secret@redis/kv", "pool.allow=everybody"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(value: str) -> None:
@@ -103,7 +111,7 @@ def test_ram_is_less_than_the_memory_of_the_pod(ram: str, limit: str, fits: bool
 @pytest.mark.parametrize("values", [MINIMAL, EVERYTHING], ids=["minimal", "everything"])
 def test_rendered_chart_is_valid_for_kubernetes(values: list[str], tmp_path: Path) -> None:
     found = rendered(values)
-    of_kubernetes = {"v1", "apps/v1", "scheduling.k8s.io/v1"}
+    of_kubernetes = {"v1", "apps/v1", "scheduling.k8s.io/v1", "networking.k8s.io/v1"}
     own = {kind for kind, made in found.items() if made["apiVersion"] in of_kubernetes}
     assert own >= {"DaemonSet", "Service", "ServiceAccount"}
     for kind in own:
@@ -132,8 +140,66 @@ def test_rules_are_those_of_the_document(tmp_path: Path) -> None:
 
 def test_rendered_chart_has_no_credential() -> None:
     one = container(rendered(EVERYTHING))
-    assert one["envFrom"] == [{"secretRef": {"name": "bucket"}}]
-    assert {variable["name"] for variable in one["env"]} == {"MOUNTPOINT", "OPTIONS"}
+    assert one["envFrom"] == [{"secretRef": {"name": name}} for name in ("bucket", "index")]
+    assert {variable["name"] for variable in one["env"]} == {"POD_IP", "MOUNTPOINT", "OPTIONS"}
+
+
+def options(found: dict[str, dict[str, Any]]) -> Config:
+    """The options of the container, as kvfs reads them in a pod with the address 10.0.0.7."""
+    env = container(found)["env"]
+    names = [variable["name"] for variable in env]
+    assert names[-1] == "OPTIONS", "Kubernetes expands only what stands before it"
+    text = env[-1]["value"].replace("$(POD_IP)", "10.0.0.7")
+    return Config.from_options(Path("/mnt/kvfs/kv"), text)
+
+
+def test_pool_is_one_value() -> None:
+    found = rendered(["pool.url=redis://redis:6379/kv"])
+    config = options(found)
+    assert str(config.pool_place) == "redis://redis:6379/kv"
+    assert config.pool_address == "10.0.0.7"
+    assert config.pool_networks == ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+    assert not config.pool_required
+    assert "envFrom" not in container(found)
+    policy = found["NetworkPolicy"]["spec"]
+    labels = found["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    chosen = policy["podSelector"]["matchLabels"]
+    assert chosen.items() <= labels.items()
+    peers, everybody = policy["ingress"]
+    assert peers == {
+        "from": [{"podSelector": {"matchLabels": chosen}}],
+        "ports": [{"port": "pool"}],
+    }
+    assert everybody == {"ports": [{"port": "metrics"}]}
+    ports = {port["name"]: port["containerPort"] for port in container(found)["ports"]}
+    assert ports == {"metrics": 9095, "pool": PORT}
+
+
+def test_pool_with_certificates() -> None:
+    found = rendered(EVERYTHING)
+    config = options(found)
+    assert config.pool_place is not None
+    assert [host for host, _ in config.pool_place.hosts] == ["a", "b"]
+    (at,) = (
+        one for one in container(found)["volumeMounts"] if one["mountPath"] == str(config.pool_tls)
+    )
+    volumes = found["DaemonSet"]["spec"]["template"]["spec"]["volumes"]
+    (volume,) = (one for one in volumes if one["name"] == at["name"])
+    assert volume["secret"]["secretName"] == "certificates"
+    paths = {item["path"] for item in volume["secret"]["items"]}
+    assert paths == {"ca.pem", "cert.pem", "key.pem"}
+
+
+def test_without_a_pool_nothing_is_of_it() -> None:
+    assert "NetworkPolicy" not in rendered(MINIMAL)
+    assert "pool" not in yaml.safe_dump(rendered(["pool.secretName=a", "pool.tlsSecretName=b"]))
+
+
+def test_pool_that_everybody_could_read_is_refused() -> None:
+    told = ["--set", "pool.url=redis://redis/kv", "--set", "pool.allow="]
+    done = helm("template", "a", CHART, *told, check=False)
+    assert done.returncode != 0
+    assert "pool.url without pool.allow" in done.stderr
 
 
 def test_pods_go_to_nodes_with_gpus_and_are_not_preempted() -> None:
@@ -172,6 +238,7 @@ wait $one || true
 while ! "$@"; do :; done & two=$! # as kubelet starts it again
 until_it_answers $two
 grep -qx kept $MOUNTPOINT/a
+until kvfs pool --json $MOUNTPOINT | grep -q '"serves": true'; do kill -0 $two; done
 $STOP
 wait $two
 if mountpoint -q $MOUNTPOINT; then exit 1; fi
@@ -179,11 +246,21 @@ echo done
 """
 
 
-def test_the_container_runs_is_killed_comes_again_and_stops() -> None:
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[str]:
+    """The index of a pool."""
+    port = free_port()
+    with server(tmp_path / "index", port):
+        yield f"redis://127.0.0.1:{port}/kv"
+
+
+def test_the_container_runs_is_killed_comes_again_and_stops(index: str) -> None:
     """The container gets the chart's command and arguments, on a read-only root."""
-    one = container(rendered(["nvme.hostPath=/mnt/data", "nvme.size=256M", "ram=32M"]))
-    told = {variable["name"]: variable["value"] for variable in one["env"]}
+    own = ["nvme.hostPath=/mnt/data", "nvme.size=256M", "ram=32M", f"pool.url={index}"]
+    one = container(rendered(own))
+    told = {variable["name"]: variable.get("value", "") for variable in one["env"]}
     options = told["OPTIONS"].replace("metrics=0.0.0.0:9095", "metrics=/run/metrics")
+    options = options.replace("$(POD_IP)", f"127.0.0.1:{free_port()}")
     probe = one["startupProbe"]["exec"]["command"]
     assert one["readinessProbe"]["exec"]["command"] == probe
     assert one["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}

@@ -506,3 +506,15 @@ def test_remote_names_go_when_a_namespace_leaves_the_pool(pool: str, mount: Moun
     wait_for(lambda: absent(b.path / "ns" / "block"), "the name is forgotten")
     assert os.listdir(b.path / "ns") == []
     assert b.status()["pool"]["counters"]["unlinked"] == 0
+
+
+
+def test_node_comes_again_beside_the_nginx_of_its_killed_daemon(pool: str, mount: Mount) -> None:
+    """The nginx of the killed daemon has the address of the node still."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    a.kill()
+    a.expect_log("the last session did not end properly")
+    a.mount()
+    wait_for(lambda: announced(a) == 1, "it is announced again")
+    assert (b.path / "block").read_bytes() == b"x" * MIB

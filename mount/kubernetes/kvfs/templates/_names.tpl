@@ -61,6 +61,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- with .Values.s3.endpoint }}{{ $found = append $found (printf "s3_endpoint=%s" .) }}{{ end }}
 {{- with .Values.s3.region }}{{ $found = append $found (printf "s3_region=%s" .) }}{{ end }}
+{{- with .Values.pool.url }}
+{{- if not (or $.Values.pool.allow $.Values.pool.tlsSecretName) }}
+{{- fail "pool.url without pool.allow: every machine could read the objects; expected the networks of the pods in pool.allow, or pool.tlsSecretName" }}
+{{- end }}
+{{- /* A comma in an option is \, there: sentinels and clusters have several hosts. */}}
+{{- $found = append $found (printf "pool=%s" (replace "," "\\," .)) }}
+{{- $found = append $found "pool_address=$(POD_IP)" }}
+{{- $found = append $found (printf "pool_required=%s" (ternary "on" "off" $.Values.pool.required)) }}
+{{- with $.Values.pool.allow }}{{ $found = append $found (printf "pool_allow=%s" .) }}{{ end }}
+{{- if $.Values.pool.tlsSecretName }}{{ $found = append $found "pool_tls=/etc/kvfs-pool" }}{{ end }}
+{{- end }}
 {{- if .Values.namespaces }}{{ $found = append $found "namespaces=/etc/kvfs/namespaces.toml" }}{{ end }}
 {{- join "," (concat $found .Values.extraOptions) }}
 {{- end }}
