@@ -48,7 +48,6 @@ COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
 _HOMES = {
     **dict.fromkeys(("evict", "flush", "import", "pin", "warm"), "jobs"),
     **dict.fromkeys(("get", "set", "upgrade"), "options"),
-    **dict.fromkeys(("simulate", "replay"), "traces"),
 }
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}  # of a disk, whatever file the user gave
 DEAD = {errno.ENOTCONN, errno.ECONNABORTED}  # of a mount whose daemon has died

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from kvfs import eviction
 from kvfs.errors import ConfigError, KvfsError
+from kvfs.simulation import pool
 from kvfs.simulation.trace import Advance, Hits, Trace, unheard
 from kvfs.units import parse_size
 
@@ -177,10 +178,11 @@ def _next_uses(trace: Trace) -> "array[int]":
 
 
 class Case(NamedTuple):
-    """One simulation; without a policy, it computes the bound."""
+    """One simulation, of one cache or of several nodes; without a policy, it is the bound."""
 
     policy: str | None
     capacity: int
+    nodes: pool.Nodes | None = None
 
 
 def run(trace: Trace, cases: Sequence[Case], advance: Advance) -> Iterator[Hits]:
@@ -192,9 +194,9 @@ def run(trace: Trace, cases: Sequence[Case], advance: Advance) -> Iterator[Hits]
         return
     # Not forked: the caller may have threads, which would leave their locks behind.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _begin, (trace,)) as pool:
+    with ProcessPoolExecutor(processes, context, _begin, (trace,)) as workers:
         try:
-            for hits in pool.map(_run, cases):
+            for hits in workers.map(_run, cases):
                 advance(len(trace))
                 yield hits
         except BrokenProcessPool as error:
@@ -202,12 +204,14 @@ def run(trace: Trace, cases: Sequence[Case], advance: Advance) -> Iterator[Hits]
                 "a process that simulates was killed: is memory short? Give --limit"
             ) from error
         finally:
-            pool.shutdown(cancel_futures=True)
+            workers.shutdown(cancel_futures=True)
 
 
 def _one(trace: Trace, case: Case, advance: Advance = unheard) -> Hits:
     if case.policy is None:
         return bound(trace, case.capacity, advance)
+    if case.nodes is not None:
+        return pool.simulate(trace, case.policy, case.capacity, case.nodes, advance)
     return simulate(trace, case.policy, case.capacity, advance)
 
 

@@ -63,6 +63,7 @@ class Hits(NamedTuple):
     token_hits: int = 0
     objects: int = 0
     object_hits: int = 0
+    peer_hits: int = 0  # of object_hits, those that another node of a pool had
 
     @property
     def token_ratio(self) -> float:
@@ -74,7 +75,12 @@ class Hits(NamedTuple):
         """Return the share of the looked-up blocks that were found."""
         return self.object_hits / self.objects if self.objects else 0.0
 
-    def and_request(self, request: Prompt, found: Sequence[bool]) -> "Hits":
+    @property
+    def peer_ratio(self) -> float:
+        """Return the share of the looked-up blocks that came from another node."""
+        return self.peer_hits / self.objects if self.objects else 0.0
+
+    def and_request(self, request: Prompt, found: Sequence[bool], from_peers: int = 0) -> "Hits":
         """Return the sum with one more request; `found`: whether each of its blocks was found."""
         prefix = next((depth for depth, hit in enumerate(found) if not hit), len(found))
         return Hits(
@@ -82,6 +88,7 @@ class Hits(NamedTuple):
             self.token_hits + request.prefix(prefix),
             self.objects + len(found),
             self.object_hits + sum(found),
+            self.peer_hits + from_peers,
         )
 
 

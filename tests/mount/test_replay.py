@@ -10,33 +10,15 @@ from kvfs.cli import main
 from kvfs.simulation.sweep import simulate
 from kvfs.simulation.trace import Trace, read
 from tests.conftest import Mount
+from tests.conversations import write
 
 SEED = 4
-
-
-def conversations(path: Path, rng: random.Random) -> None:
-    """Write a trace of turns, each of which repeats its conversation so far and adds to it."""
-    said: list[list[int]] = [[] for _ in range(6)]
-    ids = iter(range(10_000))
-    rows = []
-    for number in range(60):
-        blocks = rng.choice(said)
-        blocks += [next(ids) for _ in range(rng.randint(1, 4))]
-        rows.append(
-            {
-                "timestamp": number,
-                "input_length": 512 * len(blocks) - rng.randrange(512),
-                "output_length": 1,
-                "hash_ids": blocks.copy(),
-            }
-        )
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_with_room_for_everything_each_block_misses_once(mount: Mount, tmp_path: Path) -> None:
     print(f"seed {SEED}")
     file = tmp_path / "trace.jsonl"
-    conversations(file, random.Random(SEED))
+    write(file, random.Random(SEED))
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
     result = CliRunner().invoke(main, ["replay", str(file), str(kv.path), "--json"])
     assert result.exit_code == 0, result.output
