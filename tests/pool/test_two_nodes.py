@@ -508,7 +508,6 @@ def test_remote_names_go_when_a_namespace_leaves_the_pool(pool: str, mount: Moun
     assert b.status()["pool"]["counters"]["unlinked"] == 0
 
 
-
 def test_node_comes_again_beside_the_nginx_of_its_killed_daemon(pool: str, mount: Mount) -> None:
     """The nginx of the killed daemon has the address of the node still."""
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
