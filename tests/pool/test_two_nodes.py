@@ -266,6 +266,22 @@ def test_wrong_bytes_of_a_peer_are_a_miss(pool: str, mount: Mount) -> None:
     assert read(b.path / "block") == b"mine"
 
 
+def test_both_nodes_have_what_both_have_written(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        (kv.path / "new").write_bytes(b"x" * MIB)
+        (kv.path / "new").rename(kv.path / "block")
+        wait_for(lambda at=kv: announced(at) == 1, "it is announced")  # type: ignore[misc]
+    index = redis.Redis(port=port_of(pool))
+
+    def owners() -> int:
+        assert read(a.path / "block") in {None, b"x" * MIB}  # each lookup compares
+        (key,) = index.keys("kvfs:kv:o:*/block") or [b""]
+        return sum(bytes(name).startswith(b"@") for name in index.hgetall(key))
+
+    wait_for(lambda: owners() == 2, "each of them gives it")
+
+
 def test_first_object_of_a_name_stands(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     c = node(mount, pool, "c")

@@ -2,7 +2,8 @@
 
 Contract: `look` never waits: it asks in the background, about an object at most once in RECHECK
 seconds, and at most BEHIND at a time. An object that the index does not have stays, and is
-announced again: an index may be lost. An object goes if the index says that its digest was
+announced again: an index may be lost. So is an object that another node has written as well, with
+the same bytes, after it had replaced the name. An object goes if the index says that its digest was
 unlinked, or that another object has its name. The name of an object that is only elsewhere goes as
 soon as no live node has the object.
 """
@@ -60,6 +61,8 @@ class Recheck:
                     self.announcer.let_go(ino, digest)
             elif entry.facts.digest != digest and ino in self.announcer.announced:
                 self.announcer.let_go(ino, digest)
+            elif all(owner.node != self.announcer.peers.me().node for owner in entry.owners):
+                self.announcer.announce(ino)
         except IndexDownError as error:
             self.announcer.lookup.failed(error)
         except CatalogError as error:
