@@ -172,6 +172,15 @@ mountpoint_argument = click.argument(
     callback=_canonical,
     shell_complete=completion.directories,
 )
+mountpoints_argument = click.argument(
+    "mountpoints",
+    metavar="MOUNTPOINT...",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    callback=lambda ctx, param, values: tuple(_canonical(ctx, param, one) for one in values),
+    shell_complete=completion.directories,
+)
 # Of commands that ask a mount: any path on it will do.
 mounted_argument = click.argument(
     "mountpoint",

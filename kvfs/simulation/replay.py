@@ -1,11 +1,12 @@
-"""A trace played against a directory, with real files instead of KV blocks.
+"""A trace played against directories, with real files instead of KV blocks.
 
 Contract: `replay` looks up the blocks of a prompt in order from its beginning. It opens each
 block's file, and reads and compares it to its last byte. It writes a missing block immediately, to
 a name that ends in .tmp, and renames it. These are the lookups of `sweep.simulate`, so that both
 count the same. The trace's clock matters only with a speed. A file's bytes follow from its key: any
 other byte is a ReplayError. A block that cannot be stored (ENOSPC, EDQUOT) is counted, because an
-engine would go on without it.
+engine would go on without it. With several directories, a route names the directory of each
+request: they are those of the nodes of a pool, and a block of one may be a hit at another.
 
 Names are prefix paths, PARENT/KEY. A key is the trace's hash id + 1 in 16 hexadecimal digits with
 as many zeros behind. The parent of a prompt's first block is 0. Not for measuring speed.
@@ -16,7 +17,8 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,26 +111,28 @@ def _remove(path: Path, *, made: bool) -> None:
 
 def replay(
     requests: Iterable[Prompt],
-    folder: Path,
+    folders: Sequence[Path],
     block_size: int,
     *,
+    routes: Iterable[int] | None = None,
     speed: float | None = None,
     advance: Advance = unheard,
     clock: Clock = REAL,
 ) -> Replayed:
     """Play the requests, at `speed` times the trace's pace or as fast as possible.
 
-    Raises ReplayError.
+    routes: for each request, the number of its folder; by default all are of the first. Raises
+    ReplayError.
     """
     hits, stored, refused = Hits(), 0, 0
     began = clock.now()
-    for request in requests:
+    for request, number in zip(requests, repeat(0) if routes is None else routes, strict=False):
         if speed is not None:
             due = began + request.timestamp_ms / 1000 / speed
             clock.sleep(max(0.0, due - clock.now()))
         parent, found = 0, []
         for key in request.keys:
-            path = folder / name(key, parent)
+            path = folders[number] / name(key, parent)
             hit = _found(path, key, block_size)
             found.append(hit)
             if not hit:

@@ -119,25 +119,33 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
+def redis_server(folder: Path, port: int) -> Iterator[None]:
+    """A Redis without a file."""
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
 def servers(folder: Path) -> Iterator[tuple[int, int, int]]:
     """nginx, a process with sendfile(2), and Redis, each at its port."""
     nginx, redis = free_port(), free_port()
     server = Nginx(folder / "server")
     served = Served(f"127.0.0.1:{nginx}", {"ram": folder / "objects"}, ("127.0.0.1",))
-    options = ["--port", str(redis), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with redis_server(folder, redis), socket.create_server(("127.0.0.1", 0)) as listening:
         raw = multiprocessing.Process(target=send, args=(listening,), daemon=True)
         raw.start()
-        index = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
         try:
             server.start(served)
             yield nginx, listening.getsockname()[1], redis
         finally:
             server.stop()
-            for process in (raw, index):
-                process.kill()
+            raw.kill()
             raw.join()
-            index.wait()
 
 
 def in_turns(ways: dict[str, Callable[[], None]], rounds: int, seconds: float) -> dict[str, Series]:

@@ -65,6 +65,7 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "simulate /none --capacity 5%",
             "replay /none {kv}",
             "replay {tmp}/trace /none",
+            "replay {tmp}/trace {kv} /none",
             "bench {kv} --against /none",
             "export {kv} -o /none/x",
             "doctor --bundle /none/x.tar.gz",

@@ -277,7 +277,7 @@ def test_both_nodes_have_what_both_have_written(pool: str, mount: Mount) -> None
     def owners() -> int:
         assert read(a.path / "block") in {None, b"x" * MIB}  # each lookup compares
         (key,) = index.keys("kvfs:kv:o:*/block") or [b""]
-        return sum(bytes(name).startswith(b"@") for name in index.hgetall(key))
+        return sum(str(name).startswith("b'@") for name in index.hgetall(key))
 
     wait_for(lambda: owners() == 2, "each of them gives it")
 

@@ -15,7 +15,10 @@ from kvfs.clock import Clock
 from kvfs.errors import ConfigError
 from kvfs.layouts import recognise
 from kvfs.simulation import replay as module
+from kvfs.simulation.pool import SEPARATE, Nodes
+from kvfs.simulation.pool import simulate as simulate_nodes
 from kvfs.simulation.replay import ReplayError, content, directory, name, replay
+from kvfs.simulation.routing import route
 from kvfs.simulation.sweep import simulate
 from kvfs.simulation.trace import Hits, Prompt, Trace
 
@@ -42,7 +45,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_without_a_limit_it_is_the_cache_for_everything(tmp_path: Path, trace: Trace) -> None:
-    played = replay(trace, tmp_path, SIZE)
+    played = replay(trace, [tmp_path], SIZE)
     assert played.hits == simulate(trace, "lru", trace.unique)
     assert (played.stored, played.refused) == (5, 0)
     expected = {name(1, 0): 1, name(2, 1): 2, name(3, 2): 3, name(4, 0): 4, name(5, 4): 5}
@@ -51,10 +54,20 @@ def test_without_a_limit_it_is_the_cache_for_everything(tmp_path: Path, trace: T
 
 
 def test_a_full_disk_is_a_cache_that_drops_nothing(small_disk: Path, trace: Trace) -> None:
-    played = replay(trace, small_disk, SIZE)
+    played = replay(trace, [small_disk], SIZE)
     assert played.hits == simulate(trace, "never", 3)
     assert (played.stored, played.refused) == (3, 2)
     assert len(list(small_disk.glob("*/*"))) == 3, "nothing half-written is left"
+
+
+def test_several_directories_are_separate_caches(tmp_path: Path, trace: Trace) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    played = replay(trace, folders, SIZE, routes=route(trace, "random", 2, 3))
+    assert played.hits == simulate_nodes(trace, "lru", 99, Nodes(2, "random", 3, SEPARATE))
+    assert played.stored == played.hits.objects - played.hits.object_hits
+    assert all(list(folder.glob("*/*")) for folder in folders)
 
 
 def test_names_are_prefix_paths() -> None:
@@ -81,16 +94,16 @@ def test_a_wrong_byte_ends_it(tmp_path: Path, trace: Trace, data: bytes, words: 
     (tmp_path / FIRST).parent.mkdir()
     (tmp_path / FIRST).write_bytes(data)
     with pytest.raises(ReplayError, match=words) as raised:
-        replay(trace, tmp_path, SIZE)
+        replay(trace, [tmp_path], SIZE)
     assert str(raised.value).startswith(str(tmp_path / FIRST))
 
 
 def test_an_error_of_the_file_system_ends_it(tmp_path: Path, trace: Trace) -> None:
     (tmp_path / FIRST).mkdir(parents=True)
     with pytest.raises(ReplayError, match="Is a directory"):
-        replay(trace, tmp_path, SIZE)
+        replay(trace, [tmp_path], SIZE)
     with pytest.raises(ReplayError, match="No such file or directory"):
-        replay(trace, tmp_path / "none", SIZE)
+        replay(trace, [tmp_path / "none"], SIZE)
 
 
 def test_the_pace_of_the_trace(tmp_path: Path, trace: Trace) -> None:
@@ -101,14 +114,14 @@ def test_the_pace_of_the_trace(tmp_path: Path, trace: Trace) -> None:
         now[0] += seconds
 
     clock = Clock(lambda: now[0], sleep)
-    played = replay(trace, tmp_path, SIZE, speed=2.0, clock=clock)
+    played = replay(trace, [tmp_path], SIZE, speed=2.0, clock=clock)
     assert slept == [0.0, 0.5, 0.5, 0.5, 0.5]
     assert played.seconds == 2.0
 
 
 def test_a_directory_of_its_own_is_gone_afterwards(tmp_path: Path, trace: Trace) -> None:
     with directory(tmp_path, "mine", keep=False) as path:
-        replay(trace, path, SIZE)
+        replay(trace, [path], SIZE)
         (path / FIRST).unlink()  # as if it was dropped
         (path / f"{FIRST}.part.tmp").touch()
     assert list(tmp_path.iterdir()) == []
@@ -117,7 +130,7 @@ def test_a_directory_of_its_own_is_gone_afterwards(tmp_path: Path, trace: Trace)
 def test_an_empty_directory_that_was_there_stays(tmp_path: Path, trace: Trace) -> None:
     (tmp_path / "quota").mkdir()
     with directory(tmp_path, "quota", keep=False) as path:
-        replay(trace, path, SIZE)
+        replay(trace, [path], SIZE)
     assert list(tmp_path.rglob("*")) == [tmp_path / "quota"]
 
 
@@ -150,7 +163,7 @@ def test_a_directory_that_was_dropped_meanwhile_is_removed(tmp_path: Path) -> No
     def dropped() -> None:
         with directory(tmp_path, "mine", keep=False) as path:
             path.rmdir()
-            replay([Prompt(0.0, 512, [1])], path, SIZE)
+            replay([Prompt(0.0, 512, [1])], [path], SIZE)
 
     with pytest.raises(ReplayError, match="No such file or directory") as raised:
         dropped()
@@ -237,6 +250,22 @@ def test_blocks_of_fewer_tokens(tmp_path: Path, root: Path) -> None:
     assert found["token_hit_ratio"] == 128 / 280
 
 
+def test_several_mount_points(file: Path, trace: Trace, root: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    result = kvfs(file, root, other, "--routing", "random", "--seed", "3", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    expected = simulate_nodes(trace, "lru", 99, Nodes(2, "random", 3, SEPARATE))
+    assert found["token_hit_ratio"] == expected.token_ratio
+    assert found["object_hit_ratio"] == expected.object_ratio
+    assert (found["nodes"], found["routing"], found["seed"]) == (2, "random", 3)
+    assert [list(one.iterdir()) for one in (root, other)] == [[], []]
+    shown = kvfs(file, root, other)
+    assert shown.stdout.splitlines()[-1] == "2 nodes, random routing, seed 1"
+    assert f"note: {other} is not a mount point of kvfs" in shown.stderr
+
+
 def test_a_directory_without_a_name_of_the_users(file: Path, root: Path) -> None:
     result = kvfs(file, root, "--json", "--keep")
     assert [path.name for path in root.iterdir()] == [json.loads(result.stdout)["namespace"]]
@@ -254,6 +283,11 @@ def test_a_directory_without_a_name_of_the_users(file: Path, root: Path) -> None
         (["{file}", "{root}", "--speed", "0"], "'--speed': 0.0 is not in the range"),
         (["{file}", "{root}", "--speed", "nan"], "speed nan: expected a number above 0"),
         (["{file}", "{file}"], "is not a directory"),
+        (["{file}", "{root}", "{file}"], "is not a directory"),
+        (["{file}", "{root}", "{root}/"], "is given twice: give each mount point once"),
+        (["{file}", "{root}", "--routing", "foo"], "'--routing': 'foo' is not one of"),
+        (["{file}", "{root}", "--routing", "random"], "expected several mount points"),
+        (["{file}", "{root}", "--seed", "1"], "expected several mount points"),
         (["{root}/none", "{root}"], "none: cannot be read: No such file"),
         (["{file}", "{root}", "--namespace", "../up"], "expected the name of one directory"),
         (["{file}", "{root}", "--namespace", "x" * 300], "File name too long"),
