@@ -25,6 +25,7 @@ from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.recheck import Recheck
+from kvfs.core.pool.switches import NamespaceSwitches
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool import nginx
@@ -69,7 +70,7 @@ class Pool:
         self.listing = PoolListing(self.lookup)
         self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
         self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched)
-
+        self.switches = NamespaceSwitches(index, self.ledger.namespaces)
         self.recheck = Recheck(self.announcer)
 
     def lease(self) -> Lease:
@@ -98,11 +99,13 @@ class Pool:
         self.ledger.catalog.watchers.append(self.announcer.changing)
         self.ledger.removals.withdrawn = self.announcer.withdrawn
         self.ledger.namespaces.pool_switched = self.announcer.switched
+        self.ledger.namespaces.pool_dropped = self.switches.dropped
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.servers.run)
             await self._serve_once()
             nursery.start_soon(self.peers.run)
             nursery.start_soon(self.announcer.run)
+            nursery.start_soon(self.switches.run)
             nursery.start_soon(self._keep_serving)
 
     async def _serve_once(self) -> None:
