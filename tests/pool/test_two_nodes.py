@@ -126,9 +126,10 @@ def test_listing_shows_objects_of_both_nodes(pool: str, mount: Mount) -> None:
         (a.path / "one" / name).write_bytes(name.encode())
     (b.path / "mine").write_bytes(b"")
     wait_for(lambda: announced(a) == len(names), "they are announced")
-    assert sorted(os.listdir(b.path)) == ["mine", "one"]
-    assert sorted(os.listdir(b.path / "one")) == sorted(names)
-    assert all(path.read_bytes() == path.name.encode() for path in (b.path / "one").iterdir())
+    wait_for(lambda: sorted(os.listdir(b.path)) == ["mine", "one"], "they are listed")
+    wait_for(lambda: sorted(os.listdir(b.path / "one")) == sorted(names), "they are listed, too")
+    for name in names:
+        gets(b, f"one/{name}", name.encode())
     a.umount("--now")
 
 
