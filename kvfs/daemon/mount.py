@@ -174,6 +174,8 @@ class Mount:
             self.lifecycle = Lifecycle(
                 tree, invalidate_tree=self.backings.invalidate_tree, warmer=self.dispatcher.warm
             )
+            if self.dispatcher.pool is not None:
+                self.dispatcher.pool.switches.commands = self.lifecycle
             self.walks = Walks(tree, quota)
             self.ranking = Ranking(self.lifecycle)
             control = virtual_files.ControlFiles(

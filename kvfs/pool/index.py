@@ -3,7 +3,7 @@
     POOL:o:KEY     hash: the facts of an object, and a field `@NODE` for each node that has it
     POOL:d:FOLDER  set: names in a directory of the pool, with a slash behind a directory's
     POOL:n:NODE    string with an expiry: the lease of a node
-    POOL:v:NAME    string: the version of a namespace
+    POOL:v:NAME    hash: `version` of a namespace, and `dropped`: a random number of its last drop
     POOL:nodes     hash: when each node was last seen, in seconds
     POOL:epoch     string: a new one after the index has lost its data
     POOL:format    string: 1
@@ -77,6 +77,15 @@ redis.call('EXPIRE', KEYS[1], ARGV[2])
 return 'gone'
 """
 
+# Only a greater version replaces another. ARGV: the version.
+VERSION = """
+local known = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
+if not known or known < tonumber(ARGV[1]) then
+  redis.call('HSET', KEYS[1], 'version', ARGV[1])
+end
+return 'here'
+"""
+
 Announced = Literal["here", "conflict", "gone"]
 
 
@@ -131,6 +140,13 @@ class Lease:
     bytes: int = 0
     lag_s: float = 0.0
     load: float = 0.0
+
+
+class Switch(NamedTuple):
+    """The version of a namespace, and the token of its last drop; 0 and "": none is known."""
+
+    version: int
+    dropped: str
 
 
 class Announcement(NamedTuple):
@@ -236,6 +252,30 @@ class Index:
             [(at := self._folder(one), ("SREM", at, name)) for one, name in names], LONG
         )
 
+    # Namespaces
+
+    async def switches(self, names: Sequence[str]) -> list[Switch]:
+        """Return the versions and drops of these namespaces; names are escaped."""
+        keys = [self._version(name) for name in names]
+        return [
+            _read_switch(reply)
+            for reply in await self._ask([(key, ("HGETALL", key)) for key in keys], LONG)
+        ]
+
+    async def set_version(self, name: str, version: int) -> None:
+        """Tell all nodes the version of a namespace, unless they have a greater one."""
+        key = self._version(name)
+        await self._ask([(key, ("EVAL", VERSION, 1, key, version))], LONG)
+
+    async def drop_namespace(self, name: str, token: str) -> None:
+        """Tell all nodes that a namespace was dropped. Versions begin anew."""
+        key = self._version(name)
+        commands: list[tuple[str, Command]] = [
+            (key, ("HSET", key, "dropped", token)),
+            (key, ("HDEL", key, "version")),
+        ]
+        await self._ask(commands, LONG)
+
     # Nodes
 
     async def renew(self, lease: Lease, epoch: str, now: float) -> str:
@@ -287,6 +327,9 @@ class Index:
 
     def _folder(self, folder: str) -> str:
         return f"{self.pool}d:{folder}"
+
+    def _version(self, name: str) -> str:
+        return f"{self.pool}v:{name}"
 
     def _lease(self, node: str) -> str:
         return f"{self.pool}n:{node}"
@@ -346,6 +389,15 @@ def _read_lease(node: str, reply: Reply) -> Lease | None:
     if lease is None or not all(map(_has_kind, asdict(lease).items())):
         return None
     return lease
+
+
+def _read_switch(reply: Reply) -> Switch:
+    told = _pairs(reply)
+    version, dropped = told.get("version", ""), told.get("dropped", "")
+    return Switch(
+        int(version) if re.fullmatch(r"[0-9]{1,10}", version) else 0,
+        dropped if re.fullmatch(r"[0-9a-f]{16}", dropped) else "",
+    )
 
 
 def _has_kind(told: tuple[str, Any]) -> bool:

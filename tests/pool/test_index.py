@@ -268,3 +268,24 @@ def test_wrong_password_is_said(tmp_path: Path) -> None:
     with server(tmp_path, port, password="secret"):  # noqa: S106 (of this test's server)
         assert answers(port, "secret")
         trio.run(case, "secret")
+
+
+def test_versions_of_namespaces_grow_until_a_drop(port: int) -> None:
+    client = redis.Redis(port=port)
+
+    async def case() -> None:
+        async with index(port, "versions") as one:
+            assert await one.switches(["a", "b"]) == [(0, ""), (0, "")]
+            for version in (3, 2):
+                await one.set_version("a", version)
+            assert await one.switches(["a"]) == [(3, "")]
+            await one.drop_namespace("a", "0123456789abcdef")
+            assert await one.switches(["a"]) == [(0, "0123456789abcdef")]
+            client.hset(f"{one.pool}v:b", mapping={"version": "-1", "dropped": "../x"})
+            await one.set_version("b", 2)
+            assert await one.switches(["b"]) == [(2, "")]
+            client.set(f"{one.pool}v:c", "x")
+            with pytest.raises(IndexDownError, match="WRONGTYPE"):
+                await one.switches(["c"])
+
+    trio.run(case)

@@ -111,9 +111,10 @@ def test_listing_shows_objects_of_both_nodes(pool: str, mount: Mount) -> None:
         (a.path / "one" / name).write_bytes(name.encode())
     (b.path / "mine").write_bytes(b"")
     wait_for(lambda: announced(a) == len(names), "they are announced")
-    assert sorted(os.listdir(b.path)) == ["mine", "one"]
-    assert sorted(os.listdir(b.path / "one")) == sorted(names)
-    assert all(path.read_bytes() == path.name.encode() for path in (b.path / "one").iterdir())
+    wait_for(lambda: sorted(os.listdir(b.path)) == ["mine", "one"], "they are listed")
+    wait_for(lambda: sorted(os.listdir(b.path / "one")) == sorted(names), "they are listed, too")
+    for name in names:
+        gets(b, f"one/{name}", name.encode())
     a.umount("--now")
 
 
@@ -533,3 +534,65 @@ def test_node_comes_again_beside_the_nginx_of_its_killed_daemon(pool: str, mount
     a.mount()
     wait_for(lambda: announced(a) == 1, "it is announced again")
     assert (b.path / "block").read_bytes() == b"x" * MIB
+
+
+def test_version_of_a_namespace_is_for_all_nodes(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        make_namespace(kv)
+    write(a, "ns/block", b"old")
+    gets(b, "ns/block", b"old")
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    change_namespace(a, "version", "3")
+    assert absent(a.path / "ns" / "block")
+    wait_for(lambda: os.getxattr(b.path / "ns", "user.kvfs.version") == b"3", "b follows")
+    assert absent(b.path / "ns" / "block")
+    wait_for(lambda: announced(a) + announced(b) == 0, "their objects are withdrawn")
+    write(b, "ns/block", b"new")
+    gets(a, "ns/block", b"new")
+    b.umount("--now")
+    change_namespace(a, "version", "4")
+    index = redis.Redis(port=port_of(pool))
+    wait_for(lambda: index.hget("kvfs:kv:v:ns", "version") == b"4", "the index knows it")
+    b.mount()
+    make_namespace_again(b)
+    wait_for(lambda: os.getxattr(b.path / "ns", "user.kvfs.version") == b"4", "b follows later")
+
+
+def make_namespace_again(kv: Mounted) -> None:
+    """Make the namespace, unless NVMe has kept it."""
+    if absent(kv.path / "ns"):
+        make_namespace(kv)
+
+
+def test_drop_of_a_namespace_is_for_all_nodes(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        make_namespace(kv)
+    for name in ("ns/1", "ns/2"):
+        write(a, name, b"old")
+    gets(b, "ns/1", b"old")
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    index = redis.Redis(port=port_of(pool))
+    request(a.path, "ns_drop", name="ns")
+    wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
+    wait_for(lambda: not index.keys("kvfs:kv:o:ns@*"), "their objects are withdrawn")
+    for kv in (a, b):
+        make_namespace(kv)
+    assert os.listdir(b.path / "ns") == []
+    write(a, "ns/1", b"new")
+    gets(b, "ns/1", b"new")
+    b.kill_daemon()
+    gets(b, "ns/1", b"new")
+    assert index.hget("kvfs:kv:v:ns", "version") is None
+
+
+def test_drop_of_a_namespace_with_pool_off_is_for_one_node(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    make_namespace(a, pool="off")
+    make_namespace(b)
+    write(b, "ns/1", b"x")
+    request(a.path, "ns_drop", name="ns")
+    write(a, "other", b"x")
+    assert read(b.path / "ns" / "1") == b"x"
+    assert not redis.Redis(port=port_of(pool)).exists("kvfs:kv:v:ns")

@@ -65,6 +65,8 @@ class Namespaces:
         self._settings_change: Callable[[], None] = lambda: None
         # Called with a namespace whose `pool` was switched: core/pool/announcer.py.
         self.pool_switched: Callable[[int], None] = lambda _ino: None
+        # Called with the name of a namespace that was dropped: core/pool/switches.py.
+        self.pool_dropped: Callable[[str], None] = lambda _name: None
         for ino, text in catalog.marks(keys.SETTINGS):
             self._load(ino, text)
         for ino, value in catalog.marks(keys.DROPPED):
@@ -137,10 +139,13 @@ class Namespaces:
             found = found if entry is None else entry.name
         return found.decode("utf-8", "surrogateescape")
 
-    def bucket_name(self, inode: Inode, name: bytes = b"") -> ObjectName | None:
+    def bucket_name(
+        self, inode: Inode, name: bytes = b"", *, dropped: bool = False
+    ) -> ObjectName | None:
         """The name of a file in a bucket, from its first name; None if it has no path.
 
-        name: the name of a file in the directory `inode`, which need not exist.
+        name: the name of a file in the directory `inode`, which need not exist. dropped: a file in
+        a dropped namespace has the name that it had before.
         """
         path = [name] if name else []
         if name and inode.ino == ROOT_INO:
@@ -158,6 +163,9 @@ class Namespaces:
             if above == ROOT_INO:
                 return ObjectName(b"", 0, b"/".join(reversed(path)))
             at = self.catalog.inode(above)
+        if dropped and path and at is not None and (space := self.dropped.get(at.ino)) is not None:
+            version = space.settings.version
+            return ObjectName(self._names[at.ino], version, b"/".join(reversed(path)))
         return None
 
     def last_dropped(self, name: str) -> int:
@@ -314,6 +322,12 @@ class Namespaces:
         value = name + keys.SWITCHED if switched else name
         batch.mark(keys.DROPPED, ino, value)
         batch.then(lambda: self._dropped(ino, value))
+        if not switched and self.settings_of(ino).pool:
+            batch.then(lambda: self.pool_dropped(name.decode("utf-8", "surrogateescape")))
+
+    def settings_of(self, ino: int) -> Settings:
+        """The settings of a top-level directory: its own, or those of the mount."""
+        return self._all.get(ino, self.default).settings
 
     def _dropped(self, ino: int, value: bytes) -> None:
         found = self._all.pop(ino, None)

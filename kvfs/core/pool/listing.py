@@ -79,7 +79,10 @@ class PoolListing:
                 self.entries.make_directory(ino, new[key])
             found = await self.lookup.index.find(objects, patience=WAIT)
             for key, entry in zip(objects, found, strict=True):
-                if isinstance(entry, PoolEntry) and await self.lookup.peers.usable(entry):
+                if isinstance(entry, PoolEntry) and await self._is_usable(entry):
                     self.lookup.remember(key, entry)
                     self.entries.enter(ino, new[key], key, entry)
             await trio.lowlevel.checkpoint()
+
+    async def _is_usable(self, entry: PoolEntry) -> bool:
+        return bool(await self.lookup.peers.usable(entry, patience=WAIT))

@@ -88,11 +88,16 @@ class Peers:
         await self._look([one.node for one in others])
         return any(self._serves(one) is not None for one in others)
 
-    async def usable(self, entry: PoolEntry) -> list[tuple[Owner, Lease]]:
-        """The owners that may be asked for an object, the best first. Raises IndexDownError."""
+    async def usable(
+        self, entry: PoolEntry, *, patience: float = PATIENCE
+    ) -> list[tuple[Owner, Lease]]:
+        """The owners that may be asked for an object, the best first. Raises IndexDownError.
+
+        patience: seconds for which the index may take to tell their leases.
+        """
         mine = self.me().node
         owners = [one for one in entry.owners if one.node != mine and not self._is_out(one.node)]
-        await self._look([one.node for one in owners])
+        await self._look([one.node for one in owners], patience)
         served = ((owner, self._serves(owner)) for owner in owners)
         found = [(owner, lease) for owner, lease in served if lease is not None]
         random.shuffle(found)  # equal ones share the load
@@ -115,7 +120,7 @@ class Peers:
             lease is not None and lease.incarnation == owner.incarnation for owner, lease in leases
         )
 
-    async def _look(self, nodes: Iterable[str]) -> None:
+    async def _look(self, nodes: Iterable[str], patience: float = PATIENCE) -> None:
         now = trio.current_time()
         old = (float("-inf"), None)
         wanted = [one for one in nodes if now - self._leases.get(one, old)[0] > LEASE_SEEN]
@@ -123,7 +128,7 @@ class Peers:
             return
         if len(self._leases) + len(wanted) > REMEMBERED:
             self._leases.clear()
-        leases = await self.index.leases(wanted, patience=PATIENCE)
+        leases = await self.index.leases(wanted, patience=patience)
         for node, lease in zip(wanted, leases, strict=True):
             good = lease if lease is not None and is_address(lease.address) else None
             self._leases[node] = (now, good)

@@ -30,6 +30,7 @@ from kvfs.core.pool.owners import owners
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.reads import PeerReads
 from kvfs.core.pool.recheck import Recheck
+from kvfs.core.pool.switches import NamespaceSwitches
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool import nginx
@@ -75,6 +76,7 @@ class Pool:
         self.listing = PoolListing(self.lookup)
         self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
         self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched, self.news)
+        self.switches = NamespaceSwitches(index, self.ledger.namespaces)
         self.recheck = Recheck(self.announcer)
         self.follow = Follow(self.lookup)
         self.ledger.tiers.pooled = True
@@ -112,6 +114,7 @@ class Pool:
         self.ledger.catalog.watchers.append(self.announcer.changing)
         self.ledger.removals.withdrawn = self.announcer.withdrawn
         self.ledger.namespaces.pool_switched = self.announcer.switched
+        self.ledger.namespaces.pool_dropped = self.switches.dropped
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.servers.run)
             nursery.start_soon(self.reads.run)
@@ -119,6 +122,7 @@ class Pool:
             nursery.start_soon(self.peers.run)
             nursery.start_soon(self.announcer.run)
             nursery.start_soon(self.nodes.run)
+            nursery.start_soon(self.switches.run)
             nursery.start_soon(self._keep_serving)
 
     async def _serve_once(self) -> None:

@@ -76,7 +76,7 @@ class Recheck:
         if (
             isinstance(entry, PoolEntry)
             and entry.facts.digest == inode.digest
-            and await lookup.peers.usable(entry)
+            and await lookup.peers.usable(entry, patience=LONG)
         ):
             return
         async with self.ledger.table.locked(inode.ino):

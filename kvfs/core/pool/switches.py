@@ -1,0 +1,125 @@
+"""Drops and versions of namespaces, for all nodes of the pool.
+
+Contract: `run` runs as long as the mount. It asks the index about each namespace once in LOOK_S
+seconds, and at once when settings change here. A greater version of the index is set here, and ours
+there. A drop has a random token in the index. The catalog has the last token of each name, so a
+drop is carried out once here, and not in a namespace that is made later. A namespace of which the
+catalog has no token is new to the pool: no earlier drop concerns it. Namespaces with `pool=off`
+neither tell nor learn.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterator
+from typing import Protocol
+
+import trio
+
+from kvfs.catalog import ROOT_INO, Catalog, Inode
+from kvfs.core.namespaces.namespace import Namespace
+from kvfs.core.namespaces.namespaces import Namespaces
+from kvfs.errors import KvfsError
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import Index, Switch
+from kvfs.s3.keys import escape
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # s between two questions about all namespaces
+NONE = "-"  # in place of a token: the name was never dropped
+
+
+class NamespaceCommands(Protocol):
+    """The part of `Lifecycle` that drops and switches namespaces."""
+
+    def directory(self, name: str) -> Inode: ...
+    def change(self, directory: Inode, texts: dict[str, str]) -> Namespace: ...
+    def drop(self, directory: Inode) -> None: ...
+
+
+class NamespaceSwitches:
+    """Drops and switches the namespaces of one mount together with those of other nodes."""
+
+    def __init__(self, index: Index, namespaces: Namespaces) -> None:
+        self.index = index
+        self.namespaces = namespaces
+        self.catalog: Catalog = namespaces.catalog
+        self.commands: NamespaceCommands | None = None  # once the mount serves
+        self._dropped: dict[str, str] = {}  # names dropped here and their tokens, not told yet
+        self._applying = False  # what another node has told
+        self._logged = ""  # the last failure
+
+    def dropped(self, name: str) -> None:
+        """Learn that a command has dropped a namespace here."""
+        if not self._applying:
+            self._dropped[name] = secrets.token_hex(8)
+
+    async def run(self) -> None:
+        """Tell and learn, for ever."""
+        while True:
+            changed = self.namespaces.changed
+            try:
+                await self._tell_drops()
+                await self._compare()
+                self._logged = ""
+            except IndexDownError as error:
+                log.debug("drops and versions of namespaces wait: %s", error)
+            except KvfsError as error:
+                level = logging.DEBUG if str(error) == self._logged else logging.ERROR
+                log.log(level, "a namespace does not follow the pool: %s", error)
+                self._logged = str(error)
+            with trio.move_on_after(LOOK_S) as scope:
+                await changed.wait()
+            if not scope.cancelled_caught:
+                await trio.sleep(LOOK_S / 20)  # many settings may change
+
+    async def _tell_drops(self) -> None:
+        while self._dropped:
+            name, token = next(iter(self._dropped.items()))
+            self._note(name, token)
+            await self.index.drop_namespace(_key(name), token)
+            if self._dropped.get(name) == token:
+                del self._dropped[name]
+
+    async def _compare(self) -> None:
+        names = [name for name, _ in self._shared()]
+        told = await self.index.switches([_key(name) for name in names])
+        ours = dict(self._shared())  # as they are now
+        for name, switch in zip(names, told, strict=True):
+            if name in ours and name not in self._dropped:
+                await self._follow(name, ours[name].settings.version, switch)
+
+    async def _follow(self, name: str, version: int, switch: Switch) -> None:
+        assert self.commands is not None
+        known = self.catalog.fact(_fact(name))
+        if known is None or (switch.dropped and switch.dropped != known):
+            self._note(name, switch.dropped or NONE)
+        if known is not None and switch.dropped and switch.dropped != known:
+            log.info("namespace %s: another node has dropped it", name)
+            self._applying = True
+            try:
+                self.commands.drop(self.commands.directory(name))
+            finally:
+                self._applying = False
+        elif switch.version > version:
+            log.info("namespace %s: another node has set version=%d", name, switch.version)
+            self.commands.change(self.commands.directory(name), {"version": str(switch.version)})
+        elif switch.version < version and version > 1:
+            await self.index.set_version(_key(name), version)
+
+    def _shared(self) -> Iterator[tuple[str, Namespace]]:
+        for one in self.namespaces:
+            if one.ino != ROOT_INO and one.settings.pool and self.commands is not None:
+                yield self.namespaces.name(one.ino), one
+
+    def _note(self, name: str, token: str) -> None:
+        with self.catalog.batch() as batch:
+            batch.set_fact(_fact(name), token)
+
+
+def _key(name: str) -> str:
+    return escape(name.encode("utf-8", "surrogateescape"))
+
+
+def _fact(name: str) -> str:
+    return f"pool-dropped:{_key(name)}"
