@@ -486,7 +486,7 @@ class Config:
                 f"a configuration of another version of kvfs has {unknown}: expected some of "
                 f"{', '.join(sorted(known))}"
             )
-        paths = {"mountpoint", "nvme", "log", "namespaces", "access_log"}
+        paths = {item.name for item in fields(cls) if item.type in (Path, Path | None)}
         for name in paths & values.keys():
             values[name] = None if values[name] is None else Path(values[name])
         for name in {"mount_flags", "fitted"} & values.keys():

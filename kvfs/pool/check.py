@@ -9,11 +9,12 @@ import errno
 import ipaddress
 import os
 import socket
+import ssl
 
 import trio
 
 from kvfs.errors import ConfigError
-from kvfs.pool import nginx
+from kvfs.pool import nginx, tls
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import Index
 from kvfs.pool.member import Membership
@@ -38,14 +39,16 @@ def expect_usable(member: Membership, *, required: bool) -> None:
             "pool_allow=NETWORK or pool_tls=DIRECTORY"
         )
     failures: list[Exception] = []
-    trio.run(_ask, member, failures)
+    trio.run(_ask, member, tls.of_index(member.place, member.tls), failures)
     for error in failures:
         if required or not isinstance(error, IndexDownError):
             raise error
 
 
-async def _ask(member: Membership, failures: list[Exception]) -> None:
-    servers = Servers(member.place, member.credentials)
+async def _ask(
+    member: Membership, context: ssl.SSLContext | None, failures: list[Exception]
+) -> None:
+    servers = Servers(member.place, member.credentials, context)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(servers.run)
         try:

@@ -21,15 +21,14 @@ import ssl
 import threading
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
 
-from kvfs.errors import ConfigError
 from kvfs.movement.copying import Moved
 from kvfs.movement.files import complete, part
+from kvfs.pool import tls
 from kvfs.pool.errors import NoFileError, PeerError
 
 DIAL_S = 1.0  # s to connect, and for a handshake
@@ -187,7 +186,7 @@ def _expect(source: PeerFile, header: bytes, size: int) -> bool:
 def _dial(source: PeerFile) -> socket.socket:
     """Connect to a peer. Raises PeerError, and ConfigError for our own certificate."""
     found = _ADDRESS.fullmatch(source.address)
-    context = _context(source.tls) if source.tls else None
+    context = tls.of_nodes(Path(source.tls)) if source.tls else None
     try:
         if found is None:
             raise ValueError("it is no address IP:PORT")
@@ -216,22 +215,6 @@ def _receive(source: PeerFile, connection: socket.socket, buffer: memoryview) ->
         return connection.recv_into(buffer)
     except OSError as error:
         raise PeerError(f"{_named(source)}: {error}") from None
-
-
-@cache
-def _context(folder: str) -> ssl.SSLContext:
-    """A context that knows only the pool's own authority, and shows our certificate."""
-    where = Path(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # nodes are addresses; the pool's authority vouches for them
-    try:
-        context.load_verify_locations(where / "ca.pem")
-        context.load_cert_chain(where / "cert.pem", where / "key.pem")
-    except OSError as error:
-        raise ConfigError(
-            f"pool_tls={folder}: {error}: expected ca.pem, cert.pem and key.pem in it"
-        ) from None
-    return context
 
 
 def _named(source: PeerFile) -> str:

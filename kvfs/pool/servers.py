@@ -47,6 +47,9 @@ class Servers:
     def __init__(
         self, place: PoolPlace, credentials: Credentials, tls: ssl.SSLContext | None = None
     ) -> None:
+        """tls: the context of `tls.of_index`; None for an index without TLS."""
+        if place.tls != (tls is not None):
+            raise ValueError(f"pool={place}: expected a context for TLS, and only with rediss")
         self.place = place
         self.credentials = credentials
         self.tls = tls

@@ -19,7 +19,8 @@ from kvfs.pool import nginx
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
-from tests.pool.servers import free_port, server
+from tests.pool.authority import authority
+from tests.pool.servers import free_port, server, start
 from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain
 from tests.semantics.test_prefixes import write as write_blocks
 
@@ -322,3 +323,26 @@ def test_node_comes_again_beside_the_nginx_of_its_killed_daemon(pool: str, mount
     a.mount()
     wait_for(lambda: announced(a) == 1, "it is announced again")
     assert (b.path / "block").read_bytes() == b"x" * MIB
+
+
+def test_index_by_tls_of_the_authority_of_the_pool(tmp_path: Path, mount: Mount) -> None:
+    """The machine does not know that authority: a mount without pool_tls trusts no such index."""
+    folder = authority(tmp_path / "tls")
+    files = (
+        *("--tls-cert-file", str(folder / "cert.pem"), "--tls-key-file", str(folder / "key.pem")),
+        *("--tls-ca-cert-file", str(folder / "ca.pem"), "--tls-auth-clients", "yes"),
+    )
+    port = free_port()
+    index = start(tmp_path / "redis", 0, *files, "--tls-port", str(port))
+    options = f"ram=64M,pool=rediss://127.0.0.1:{port}/kv,pool_address=127.0.0.1:{free_port()}"
+    try:
+        words = [*KVFS, "mount", str(tmp_path), "-o", options]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert "no TLS with it: [SSL: CERTIFICATE_VERIFY" in done.stderr
+        kv = mount(f"{options},pool_tls={folder}", "a")
+        write(kv, "block", b"x" * 100)
+        assert kv.status()["pool"]["index"]["up"]
+        kv.umount("--now")
+    finally:
+        index.kill()
+        index.wait()

@@ -6,6 +6,7 @@ then, and `why` says so.
 """
 
 import logging
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.recheck import Recheck
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement.movers import MoverPool
-from kvfs.pool import nginx
+from kvfs.pool import nginx, tls
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import Index, Lease
 from kvfs.pool.member import Membership
@@ -57,7 +58,7 @@ class Pool:
     ) -> None:
         self.member = member
         self.ledger = transfers.ledger
-        self.servers = Servers(member.place, member.credentials)
+        self.servers = Servers(member.place, member.credentials, _index_tls(member))
         self.nginx = Nginx(member.folder)
         self._ended = False
         self.serves = False  # nginx answers
@@ -224,3 +225,12 @@ class Pool:
                 **self.announcer.counters,
             },
         }
+
+
+def _index_tls(member: Membership) -> ssl.SSLContext | None:
+    """Return the context for the index. A takeover goes on with the machine's authorities alone."""
+    try:
+        return tls.of_index(member.place, member.tls)
+    except ConfigError as error:
+        log.warning("%s", error)
+        return tls.of_index(member.place, None)
