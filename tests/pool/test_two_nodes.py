@@ -346,3 +346,16 @@ def test_index_by_tls_of_the_authority_of_the_pool(tmp_path: Path, mount: Mount)
     finally:
         index.kill()
         index.wait()
+
+
+def test_node_with_certificates_reads_from_no_node_without(
+    pool: str, mount: Mount, tmp_path: Path
+) -> None:
+    folder = authority(tmp_path / "tls")
+    safe = f"{pool},pool_tls={folder}"
+    a, b, c = node(mount, safe, "a"), node(mount, safe, "b"), node(mount, pool, "c")
+    for kv, name in ((a, "with"), (c, "without")):
+        write(kv, name, b"x" * MIB)
+    assert read(b.path / "with") == b"x" * MIB
+    assert read(b.path / "without") is None
+    assert read(c.path / "with") is None
