@@ -65,7 +65,7 @@ home=usr/lib/kvfs/$version
 "$python" -m venv --without-pip "$root/$home"
 "$python" -m venv "$work/tools"
 "$work/tools/bin/python" -m pip --quiet --disable-pip-version-check \
-    --python "$root/$home/bin/python3" install --no-compile "$wheel"
+    --python "$root/$home/bin/python3" install --no-compile "$wheel[pool]"
 (cd / && PYTHONDONTWRITEBYTECODE=1 "$root/$home/bin/kvfs" setup --prefix /usr --root "$root") >&2
 # Both links say where the files will be. No other program of the environment is anyone's.
 ln -sfn "/$home/bin/kvfs" "$root/usr/bin/kvfs"

@@ -55,14 +55,14 @@ fi
 : "${tag:=$(dpkg-deb --field "$deb" Version)}"
 release=$(. /etc/os-release && echo "$VERSION_CODENAME")
 
-# The image has no documentation but the licences, and no lists of packages. Of init it has nothing:
+# The image has nginx-light for the pool. It has no documentation but the licences, and no lists of packages. Of init it has nothing:
 # a keeper is its process 1.
 umoci init --layout "$work/image"
 umoci new --image "$work/image:$tag"
 umoci unpack --image "$work/image:$tag" "$work/bundle"
 rmdir "$work/bundle/rootfs"
 cp "$deb" "$work/kvfs.deb"
-mmdebstrap --quiet --variant=minbase --include=ca-certificates,fuse3,python3-minimal \
+mmdebstrap --quiet --variant=minbase --include=ca-certificates,fuse3,nginx-light,python3-minimal \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
     --customize-hook="copy-in $work/kvfs.deb /tmp" \

@@ -216,6 +216,7 @@ head -c 9000000 /dev/urandom >$HOST/bytes
 cp $HOST/bytes $HOST/kvfs/kv/a
 cmp $HOST/bytes $HOST/kvfs/kv/a
 cat $HOST/status
+crun exec kvfs sh -c 'nginx -v && /usr/lib/kvfs/*/bin/python3 -c "import hiredis, redis"'
 crun exec kvfs $STOP
 wait $one
 if mountpoint -q $HOST/kvfs/kv; then exit 1; fi

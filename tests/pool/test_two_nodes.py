@@ -17,7 +17,8 @@ from kvfs.control import request
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
-from tests.pool.servers import free_port
+from tests.pool.authority import authority
+from tests.pool.servers import free_port, start
 from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain
 from tests.semantics.test_prefixes import write as write_blocks
 
@@ -596,3 +597,39 @@ def test_drop_of_a_namespace_with_pool_off_is_for_one_node(pool: str, mount: Mou
     write(a, "other", b"x")
     assert read(b.path / "ns" / "1") == b"x"
     assert not redis.Redis(port=port_of(pool)).exists("kvfs:kv:v:ns")
+
+
+def test_index_by_tls_of_the_authority_of_the_pool(tmp_path: Path, mount: Mount) -> None:
+    """The machine does not know that authority: a mount without pool_tls trusts no such index."""
+    folder = authority(tmp_path / "tls")
+    files = (
+        *("--tls-cert-file", str(folder / "cert.pem"), "--tls-key-file", str(folder / "key.pem")),
+        *("--tls-ca-cert-file", str(folder / "ca.pem"), "--tls-auth-clients", "yes"),
+    )
+    port = free_port()
+    index = start(tmp_path / "redis", 0, *files, "--tls-port", str(port))
+    options = f"ram=64M,pool=rediss://127.0.0.1:{port}/kv,pool_address=127.0.0.1:{free_port()}"
+    try:
+        words = [*KVFS, "mount", str(tmp_path), "-o", options]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert "no TLS with it: [SSL: CERTIFICATE_VERIFY" in done.stderr
+        kv = mount(f"{options},pool_tls={folder}", "a")
+        write(kv, "block", b"x" * 100)
+        assert kv.status()["pool"]["index"]["up"]
+        kv.umount("--now")
+    finally:
+        index.kill()
+        index.wait()
+
+
+def test_node_with_certificates_reads_from_no_node_without(
+    pool: str, mount: Mount, tmp_path: Path
+) -> None:
+    folder = authority(tmp_path / "tls")
+    safe = f"{pool},pool_tls={folder}"
+    a, b, c = node(mount, safe, "a"), node(mount, safe, "b"), node(mount, pool, "c")
+    for kv, name in ((a, "with"), (c, "without")):
+        write(kv, name, b"x" * MIB)
+    assert read(b.path / "with") == b"x" * MIB
+    assert read(b.path / "without") is None
+    assert read(c.path / "with") is None

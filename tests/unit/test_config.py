@@ -583,6 +583,13 @@ def test_an_upgrade_to_one_address_for_both_is_refused() -> None:
             config.upgraded(f"web={port}")
 
 
+@pytest.mark.parametrize("name", [item.name for item in fields(Config) if item.type == Path | None])
+def test_an_option_with_a_path_reaches_the_keeper(name: str, tmp_path: Path) -> None:
+    config = Config.from_options(KV, f"ram=64M,pool=redis://h/kv,{name}={tmp_path}")
+    assert getattr(config, name) == tmp_path
+    assert Config.from_json(config.to_json()) == config
+
+
 # Without a value they have a default of their own, or come with a bucket.
 NOT_NONE = {
     *("log", "s3_endpoint", "s3_region", "s3_profile"),

@@ -181,7 +181,9 @@ class PoolFetch:
         entry = await self.lookup.entry(key)
         if entry is None or entry.facts.digest != inode.digest or entry.facts.size != inode.size:
             raise NotFoundError("the index has another object by its name, or none")
-        return await self.peers.usable(entry)
+        found = await self.peers.usable(entry)
+        # A client of the index could announce a server of its own, without a certificate.
+        return [(owner, lease) for owner, lease in found if lease.tls or not self._tls]
 
     async def _fetch_from(self, owner: Owner, lease: Lease, running: Fetch) -> None:
         inode = running.inode
@@ -192,7 +194,7 @@ class PoolFetch:
         try:
             with self._reserve(running) as room:
                 await self.transfers.wait_for_trash(room.tier, ino, version)
-                source = PeerFile(lease.address, path_of(owner), self._tls if lease.tls else "")
+                source = PeerFile(lease.address, path_of(owner), self._tls)
                 destination = room.tier.path(ino, version)
                 wanted = FetchJob(
                     source, destination, inode.size, inode.digest, inode.backing_mtime_ns
