@@ -95,7 +95,7 @@ def test_hits_of_a_pool_are_the_simulated_ones(nodes: list[Mounted], tmp_path: P
     file = tmp_path / "trace.jsonl"
     write(file, random.Random(SEED), requests=100, talks=16)
     trace = Trace(read(str(file)), str(file))
-    expected = simulate(trace, "lru", ROOM, Nodes(NODES, "random", SEED, "keep-all"))
+    expected = simulate(trace, "lru", ROOM, Nodes(NODES, "random", SEED, "drop"))
     assert expected.peer_ratio > 0.2
     run = Run(trace, nodes)
     folders = [kv.path / "blocks" for kv in nodes]

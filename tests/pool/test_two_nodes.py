@@ -368,6 +368,22 @@ def test_daemon_that_takes_over_fetches_what_its_predecessor_found(pool: str, mo
         wait_for(lambda: read(Path(path)) == b"x" * MIB, "it is fetched")
 
 
+def test_copies_of_other_nodes_go_before_own_objects(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    own_ram = pool.replace("ram=64M,nvme={tmp}/NAME-nvme,nvme_size=256M", "ram=32M")
+    b = node(mount, own_ram, "b")
+    for number in range(40):
+        write(a, f"a{number}", bytes([number]) * MIB)
+    for number in range(16):
+        write(b, f"b{number}", bytes([number]) * MIB)
+    for number in range(40):
+        gets(b, f"a{number}", bytes([number]) * MIB)
+    assert b.status()["pool"]["counters"]["fetched"] >= 40
+    a.umount("--now")  # from now on b has what it has
+    for number in range(16):
+        assert (b.path / f"b{number}").read_bytes() == bytes([number]) * MIB
+
+
 def test_blocks_of_other_nodes_count_in_matches(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     keys = chain(200)

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode, keys
+from kvfs.core.capacity import victims
 from kvfs.core.capacity.sizes import UNKNOWN_SIZE
 from kvfs.core.ledger.removals import FORGOTTEN_AT_ONCE
 from kvfs.errors import NoSpaceError, NotFoundError
@@ -472,4 +473,43 @@ def test_file_that_no_layout_knows_is_dropped_alone(
         assert made.catalog.lookup(made.at(b"one").ino, b"k13") is None
 
     monkeypatch.setattr("kvfs.layouts.key_of", lambda *_: 7)
+    run(case, tmp_path)
+
+
+# Guests: copies of other nodes' objects
+
+
+def test_guests_go_before_older_objects(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.ledger.namespaces.default
+        files = await fill(made, made.fast, 6)
+        for inode in files[2:5]:
+            space.guests.came(inode.ino, made.fast.name)
+        for _ in range(2):  # the open that fetched it, and one more
+            await made.read(files[2].ino)
+        await made.read(files[4].ino)
+
+        def go() -> list[bytes]:
+            before = set(names(made))
+            assert made.room.victims.evict(victims.ram_only, made.fast, "lose")
+            return sorted(before - set(names(made)))
+
+        assert go() == [b"x3"]
+        assert go() == [b"x4"], "one use is that of the fetch"
+        assert go() == [b"x0"], "x2 is like the others"
+        assert not space.guests
+
+    run(case, tmp_path)
+
+
+def test_guest_in_use_stays(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        space = made.ledger.namespaces.default
+        files = await fill(made, made.fast, 3)
+        space.guests.came(files[2].ino, made.fast.name)
+        held = await made.objects.open(files[2].ino, writable=False)
+        assert made.room.victims.evict(victims.ram_only, made.fast, "lose")
+        assert sorted(names(made)) == [b"x1", b"x2"]
+        await made.close(held, writable=False)
+
     run(case, tmp_path)

@@ -9,6 +9,8 @@ Invariants. No await can break them, since all methods are synchronous:
   is no victim either, nor are the blocks before it in its prompt, except for very long prompts.
 - An object that the bucket should have, and lacks, is no victim. The exception (`losing_dirty`) is
   a bucket that is down while no other victim is left.
+- A copy of another node's object (`core/namespaces/guests`) goes before the others of its
+  namespace.
 - An object that the bucket has leaves only the local tiers, and keeps its names.
 - In a prefix namespace kvfs drops no block that other blocks follow. kvfs holds the block back
   until they are gone, or until it has another copy.
@@ -28,7 +30,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Literal
 
@@ -191,7 +193,7 @@ class Victims:
             self.ledger.accounts.shrinking.get(tier) if tier and reason == "evicted" else None
         )
         order = which(namespace)
-        found = self._victim(order, tier, twins)
+        found = self._guest(namespace, order, tier, twins) or self._victim(order, tier, twins)
         if found is None:
             return False
         for at, inode in enumerate(found[1]):
@@ -210,6 +212,30 @@ class Victims:
                     order.touch(left)  # it stays; the next try takes another victim
                 raise
         return True
+
+    def _guest(
+        self, space: Namespace, order: Order, tier: Tier | None, twins: Twins
+    ) -> tuple[Victim, list[Inode]] | None:
+        """The oldest guest in an order that may go; None if there is none among the oldest ones."""
+        holders = self.ledger.tiers.holders
+        where = None if tier is None else tier.name
+        for ino in list(islice(space.guests.of(where), PASSED_MAX)):
+            inode = self._resident(ino, order, tier)
+            if inode is None:
+                there = self.ledger.table.inode(ino)
+                if tier and there and tier not in holders(there) and holders(there):
+                    space.guests.moved(ino, holders(there)[0].name)
+                elif there is None:
+                    space.guests.gone(ino)
+                continue
+            if self._in_use(inode) or not self._may_go([inode], tier, twins):
+                continue
+            if self._is_followed([inode], tier, twins) or self._has_entries([inode], tier, twins):
+                continue
+            if not self._gentle or self._is_long_unused([inode], tier, twins):
+                order.discard(inode)
+                return Victim(0, (ino,)), [inode]
+        return None
 
     def _victim(
         self, order: Order, tier: Tier | None, twins: Twins, *, leaves: bool = True

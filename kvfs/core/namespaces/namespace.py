@@ -16,6 +16,7 @@ from kvfs import eviction
 from kvfs.catalog import Inode
 from kvfs.core.namespaces.blocks import Blocks
 from kvfs.core.namespaces.drops import Drops
+from kvfs.core.namespaces.guests import Guests
 from kvfs.core.namespaces.open_order import OpenOrder
 from kvfs.core.namespaces.order import Order, key_of
 from kvfs.fairness.token_bucket import LATE, TokenBucket
@@ -85,6 +86,7 @@ class Namespace:
         self.opens_timed, self.open_seconds = 0, 0.0  # opens to read, and how long they took
         self.refused: dict[int, int] = {}  # inode -> bytes, of the objects in `ram_spare`
         self.too_large: set[int] = set()  # inodes that only RAM has: they are too large for NVMe
+        self.guests = Guests()
         self.limits = Limits(settings)
         self.opens = OpenOrder()
         entries = settings.quota_objects or FIRST  # until `resize_policies` has measured

@@ -224,6 +224,9 @@ class Namespaces:
         counters = found.counters
         counters[READ[where.name]] += times
         counters["read_bytes"] += times * inode.size
+        if found.guests:
+            for _ in range(times):
+                found.guests.used(inode.ino)
         if times > seen:
             found.accesses.opened_again(times - seen)
         for _ in range(seen):

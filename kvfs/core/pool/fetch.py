@@ -231,6 +231,7 @@ class PoolFetch:
             self.fetched.pop(ino, None)
             ledger.trash.throw_away(tier, ino, inode.version)
             raise
+        ledger.namespaces.of(current).guests.came(ino, tier.name)
         self.counters["fetched"] += 1
         self.counters["fetched_bytes"] += inode.size
 
