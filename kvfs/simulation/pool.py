@@ -18,9 +18,9 @@ from kvfs.simulation.trace import Advance, Hits, Trace, unheard
 # keep-all: the policy alone chooses the next victim. A node does not learn that
 #   another node has read one of its blocks.
 # drop: as kvfs does. Copies of other nodes' blocks go first, the oldest first, until this node
-#   uses them again. A read by another node is a use: else the blocks that are read most go too early (1.6 to 1.9
-#   points with the conversation trace of Mooncake). No node asks whether the other copy is still
-#   there: to ask changed no ratio by 0.01 points.
+#   uses them again. A read by another node is a use: else the blocks that are read most go too
+#   early (1.6 to 1.9 points with the conversation trace of Mooncake). No node asks whether the
+#   other copy is still there: to ask changed no ratio by 0.01 points.
 COPIES = ("keep-all", "drop")
 SEPARATE = "separate"
 
