@@ -28,15 +28,13 @@ def prepare(config: Config, directory: Path, *, identity: str, takeover: bool) -
     except ImportError as error:
         raise ConfigError(f"pool={place}: {error.name} is not installed: {EXTRA}") from None
     noted = directory / "pool"
-    address = config.pool_address or check.own_address(place, PORT)
-    if ":" not in address.rpartition("]")[2]:
-        address = f"{address}:{PORT}"
+    address = config.pool_address or check.own_address(place)
     member = Membership(
         place=place,
         credentials=credentials.read(config.pool_credentials, os.environ),
         node=identity,
         incarnation=_incarnation(noted, takeover=takeover),
-        address=address,
+        address=check.with_port(address, PORT),
         folder=directory / "nginx",
         host=socket.gethostname(),
         machine=runtime.machine(),

@@ -116,16 +116,25 @@ def _expect_address(member: Membership, ip: ipaddress.IPv4Address | ipaddress.IP
             ) from None
 
 
-def own_address(place: PoolPlace, port: int) -> str:
-    """Return the address of this machine that reaches the index, with a port."""
+def with_port(address: str, port: int) -> str:
+    """Return IP:PORT for an IP, and any other text as it is."""
+    try:
+        ip = ipaddress.ip_address(address.strip("[]"))
+    except ValueError:
+        return address
+    return f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"  # noqa: PLR2004
+
+
+def own_address(place: PoolPlace) -> str:
+    """Return the address of this machine that reaches the index."""
     host, there = place.hosts[0]
     try:
         family, *_, to = socket.getaddrinfo(host, there, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as trying:
             trying.connect(to)  # sends nothing
-            found = trying.getsockname()[0]
+            found: str = trying.getsockname()[0]
     except OSError as error:
         raise ConfigError(
             f"pool={place}: {host} cannot be reached: {error}; give pool_address=IP:PORT"
         ) from None
-    return f"[{found}]:{port}" if ":" in found else f"{found}:{port}"
+    return found

@@ -158,7 +158,8 @@ def test_pool_is_one_value() -> None:
     config = options(found)
     assert str(config.pool_place) == "redis://redis:6379/kv"
     assert config.pool_address == "10.0.0.7"
-    assert config.pool_networks == ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+    private = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+    assert config.pool_networks == private
     assert not config.pool_required
     assert "envFrom" not in container(found)
     policy = found["NetworkPolicy"]["spec"]
