@@ -170,7 +170,7 @@ class _MatchQuestion:
         return (key or self.request.parent).hex().encode()
 
     def _by_name(self, at: int, shard: bytes) -> int | None:
-        """The value of a complete file; None if there is no such name."""
+        """The value of a complete file; None if there is none here or in the bucket."""
         above = self.tree.catalog.lookup(self.space.ino, self._key(at - 1))
         if above is None:
             return None
@@ -179,6 +179,8 @@ class _MatchQuestion:
         if entry is None or not entry[1].is_file or not entry[1].sealed:
             return None
         inode = entry[1]
+        if inode.in_pool:  # the index knows whether a live node has it
+            return None
         holders = [tier.name for tier in self.ledger.tiers.holders(inode)]
         return value(inode, [*holders, "s3"] if inode.in_bucket else holders)
 
