@@ -6,6 +6,8 @@ are synchronous: between the look at the accounts and the reservation no other t
 Invariants:
 - An object that only RAM holds is lost only if no tier below takes it, or if memory runs out.
 - While NVMe is down, kvfs does not prefer to evict the RAM copies that NVMe also has.
+- A copy in RAM of what NVMe has too goes before RAM loses a name, and before a writer gets ENOSPC.
+  Before that, the writer's own namespace and those before it give what they have.
 - Before kvfs evicts an object with a name, it removes the orphans that no program has open.
 Not for the order of victims (`Victims`), the tier of a new file (`Placement`), the quotas of a
 namespace (`Quota`), or the accounts. Not for copies that make room later (`Dispatcher`).
@@ -76,6 +78,18 @@ class Room:
     def reserve_free(self, ram: RamTier, wanted: int) -> Reservation | None:
         """Reserve bytes for a new file that are free in RAM now, beside the headroom; else None."""
         return Reservation(ram, wanted) if ram.free - self.headroom >= wanted else None
+
+    def evict_copies(self, least: int) -> bool:
+        """Evict copies in RAM of what NVMe has too, until RAM has `least` bytes free.
+
+        No name is lost, so each namespace gives, whatever its rank. Returns whether any copy went.
+        """
+        gone = False
+        while self.nvme.works and self.ram.free < least:
+            if not self.victims.evict(ram_clean, self.ram, "evict_copy"):
+                break
+            gone = True
+        return gone
 
     def reserve_for_file(
         self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
@@ -245,6 +259,8 @@ class Room:
         if tier is self.ram and self.nvme.works and not self._nvme_is_full:
             return self._make_room_above(self.ram)
         least = (self.headroom // 2 if tier is self.ram else 0) - self._unused(tier)
+        if tier is self.ram:
+            self.evict_copies(least)
         while tier.free < least:
             found = self._evict_or_choose_file(tier)
             if found is not True:
