@@ -11,6 +11,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Named
@@ -239,6 +240,7 @@ class Lifecycle:
                 value = self.catalog.xattr(directory.ino, attribute) or b""
                 batch.set_xattr(fresh.ino, attribute, value)
             self.namespaces.set(fresh.ino, settings, batch)
+            batch.then(partial(self.namespaces.count_on, directory.ino, fresh.ino))
             batch.answers()
         self.invalidate_tree(ROOT_INO, name.name, directory.ino)
         return self.namespaces.of(fresh)
