@@ -52,6 +52,7 @@ class Room:
         self.demoting = Demoting(self.ram, self.nvme, self.victims)
         # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
         self._nvme_is_full = False
+        self._shrunk = 0  # objects that smaller tiers had dropped at the last look
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "evict_copy") -> Reservation | None:
         """Set room aside and evict the victims for it. No object that RAM alone holds is lost.
@@ -268,25 +269,28 @@ class Room:
         return None
 
     def shrink(self) -> None:
-        """Bring tiers that became smaller within their sizes. Log what each has lost for that.
+        """Bring tiers that became smaller within their sizes. Log what they have lost for that.
 
         Raises CatalogError.
         """
-        shrinking = self.ledger.accounts.shrinking
-        for tier, drops in list(shrinking.items()):
-            before = drops.objects
+        accounts = self.ledger.accounts
+        drops, before = accounts.shrunk, self._shrunk
+        for tier in accounts.shrinking:
             self.make_room(tier)
-            within = tier.used <= tier.configured_capacity
-            if not within and drops.objects > before:
-                continue  # one line tells all
-            if drops.objects:
-                log.info(
-                    "%s began with more than its size of %s, and kvfs dropped %s for that",
-                    *(tier.name, human(tier.configured_capacity), drops),
-                )
-            shrinking[tier] = Drops(drops.reason)
-            if within:
-                del shrinking[tier]
+        beyond = [tier for tier in accounts.shrinking if tier.used > tier.configured_capacity]
+        self._shrunk = drops.objects
+        if beyond and drops.objects > before:
+            return  # one line tells all
+        if drops.objects:
+            sizes = [human(tier.configured_capacity) for tier in accounts.shrinking]
+            log.info(
+                "%s began with more than %s %s, and kvfs dropped %s for that",
+                " and ".join(tier.name for tier in accounts.shrinking),
+                *("its size of" if len(sizes) == 1 else "their sizes of", " and ".join(sizes)),
+                drops,
+            )
+        accounts.shrunk, self._shrunk = Drops(drops.reason), 0
+        accounts.shrinking = beyond
 
     def _make_room_above(self, ram: RamTier) -> OpenObject | None:
         """As `make_room` in RAM, while NVMe below takes the objects that only RAM holds."""
