@@ -20,6 +20,7 @@ import click
 from rich.progress import Progress, TaskID
 
 from kvfs.cli import (
+    FiniteRange,
     Refusal,
     completion,
     give,
@@ -199,7 +200,7 @@ def _plot(path: str, results: Results, trace: Trace, policies: list[str]) -> Non
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after N requests.")
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Keep the pace of the trace, N times faster. Default: no pauses.",
 )
 @click.option("--keep", is_flag=True, help="Keep the directory and its files at the end.")
