@@ -30,6 +30,7 @@ MEDIA = ("ram", "nvme", "s3")  # the fastest first
 Eviction = Literal["adaptive", "lru", "lfu", "fifo", "arc", "s3fifo", "sieve", "ttl", "never"]
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
+LEAST_QUOTA = 4096  # bytes that a tier counts for the smallest object: `Tier.cost`
 _LONGEST_FINGERPRINT = 2048  # bytes: the longest JSON text of a `kvfs.prefix.Fingerprint`
 
 
@@ -149,6 +150,11 @@ class Settings:
     def changed(self, texts: Mapping[str, str]) -> "Settings":
         """Return these settings with some fields set anew, all or none; raises ConfigError."""
         values = {name: read_field("setting", name, texts[name], _KINDS) for name in texts}
+        if 0 < values.get("quota_hard", 0) < LEAST_QUOTA:
+            raise ConfigError(
+                f"setting quota_hard={texts['quota_hard']}: expected 0, or at least 4K, which each "
+                "object takes"
+            )
         return replace(self, **values)
 
     def to_text(self) -> dict[str, str]:
