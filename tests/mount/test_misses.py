@@ -258,8 +258,7 @@ def test_opens_of_a_file_that_lost_its_name_count(
         assert same.read_bytes() == b"content"
     os.close(looked_up)
     if fast == "off":
-        read = '"path":"engine/","tier":"ram"'
-        wait_for(lambda: log.read_text().count(read) == 3, "the log has the opens")
+        wait_for(lambda: log.read_text().count('"path":"engine/"') == 3, "the log has the opens")
     assert hits(kv) == sum(tier["hits"] for tier in kv.status()["tiers"].values()) == 3
 
 
