@@ -25,6 +25,7 @@ from kvfs.parsing import (
     optional,
     read_field,
 )
+from kvfs.units import format_size
 
 MEDIA = ("ram", "nvme", "s3")  # the fastest first
 Eviction = Literal["adaptive", "lru", "lfu", "fifo", "arc", "s3fifo", "sieve", "ttl", "never"]
@@ -150,11 +151,6 @@ class Settings:
     def changed(self, texts: Mapping[str, str]) -> "Settings":
         """Return these settings with some fields set anew, all or none; raises ConfigError."""
         values = {name: read_field("setting", name, texts[name], _KINDS) for name in texts}
-        if 0 < values.get("quota_hard", 0) < LEAST_QUOTA:
-            raise ConfigError(
-                f"setting quota_hard={texts['quota_hard']}: expected 0, or at least 4K, which each "
-                "object takes"
-            )
         return replace(self, **values)
 
     def to_text(self) -> dict[str, str]:
@@ -179,6 +175,14 @@ class Settings:
         if not isinstance(texts, dict) or not all(isinstance(one, str) for one in texts.values()):
             raise ConfigError(f"settings {text[:80]!r}: expected texts by name")
         return cls.parse({name: _with_unit(name, written) for name, written in texts.items()})
+
+    def check_quota(self) -> None:
+        """Check that an object fits the hard quota. An earlier version took any. ConfigError."""
+        if 0 < self.quota_hard < LEAST_QUOTA:
+            raise ConfigError(
+                f"setting quota_hard={format_size(self.quota_hard)}: expected 0, or at least 4K, "
+                "which each object takes"
+            )
 
     def check_media(self, mounted: Collection[str]) -> None:
         """Raise ConfigError for a tier that is not mounted, or for the bucket alone."""

@@ -162,6 +162,8 @@ class Lifecycle:
         settings = before.changed(texts)
         if "media" in texts:  # an earlier mount may have had what this one lacks
             self._valid(settings)
+        if "quota_hard" in texts:
+            settings.check_quota()
         if settings.version < before.version:
             raise ConfigError(
                 f"setting version={settings.version}: expected at least {before.version}, what it "
@@ -177,6 +179,7 @@ class Lifecycle:
 
     def _valid(self, settings: Settings) -> Settings:
         settings.check_media(self.ledger.tiers.media)
+        settings.check_quota()
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:
