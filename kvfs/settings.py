@@ -25,11 +25,13 @@ from kvfs.parsing import (
     optional,
     read_field,
 )
+from kvfs.units import format_size
 
 MEDIA = ("ram", "nvme", "s3")  # the fastest first
 Eviction = Literal["adaptive", "lru", "lfu", "fifo", "arc", "s3fifo", "sieve", "ttl", "never"]
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 
+LEAST_QUOTA = 4096  # bytes that a tier counts for the smallest object: `Tier.cost`
 _LONGEST_FINGERPRINT = 2048  # bytes: the longest JSON text of a `kvfs.prefix.Fingerprint`
 
 
@@ -178,6 +180,14 @@ class Settings:
         if not isinstance(texts, dict) or not all(isinstance(one, str) for one in texts.values()):
             raise ConfigError(f"settings {text[:80]!r}: expected texts by name")
         return cls.parse({name: _with_unit(name, written) for name, written in texts.items()})
+
+    def check_quota(self) -> None:
+        """Check that an object fits the hard quota. An earlier version took any. ConfigError."""
+        if 0 < self.quota_hard < LEAST_QUOTA:
+            raise ConfigError(
+                f"setting quota_hard={format_size(self.quota_hard)}: expected 0, or at least 4K, "
+                "which each object takes"
+            )
 
     def check_media(self, mounted: Collection[str]) -> None:
         """Raise ConfigError for a tier that is not mounted, or for the bucket alone."""

@@ -10,6 +10,7 @@ import difflib
 import errno
 import importlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -154,7 +155,10 @@ def _mounted(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
     if value is not None:
         path = _canonical(_ctx, _param, value)
         around = None if runtime.mount_at(path) else runtime.kvfs_holding(path)
-        return Path(around.path if around else kvfs_mount(path).path)
+        if around is None:
+            return Path(kvfs_mount(path).path)
+        expect_there(value, path)
+        return Path(around.path)
     found = kvfs_mounts()
     if len(found) != 1:
         raise click.BadParameter(
@@ -163,6 +167,22 @@ def _mounted(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
             else "no kvfs is mounted: run kvfs mount first"
         )
     return Path(found[0])
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, without nan, which is in each range, and without inf."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - click's signature
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401 - click's signature
+        """Return the number. Raises BadParameter."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a valid number: expected {self._describe_range()}", param)
+        return found
 
 
 mountpoint_argument = click.argument(
@@ -273,19 +293,29 @@ def on_mount(path: str, *, follow: bool = True) -> MountInode:
 
     `follow`: use the target of a symbolic link; without it the link itself.
     """
+    if not path:  # an unset variable in a script; it would mean the current directory
+        raise ConfigError("the path is empty: expected a path on a mount")
     real = Path(os.path.realpath(path))
     if not follow and os.path.islink(path):
         real = Path(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))
     mount = runtime.kvfs_holding(real)
     if mount is None:
         raise ConfigError(f"{path} is on no mount of kvfs; mounts: {runtime.list_mounts()}")
-    try:
-        ino = real.lstat().st_ino
-    except OSError as error:
-        raise unreachable(path, error) from error
+    ino = expect_there(path, real).st_ino
     if runtime.is_control_file(ino):
         raise ConfigError(f"{path}: the name is kvfs's own, for its control files")
     return MountInode(Path(mount.path), ino)
+
+
+def expect_there(path: str, real: Path) -> os.stat_result:
+    """Return the attributes of what is at `real`, the canonical path of `path`, on a mount.
+
+    Raises ConfigError, ControlError.
+    """
+    try:
+        return real.lstat()
+    except OSError as error:
+        raise unreachable(path, error) from error
 
 
 def unreachable(path: str | os.PathLike[str], error: OSError) -> ConfigError | ControlError:

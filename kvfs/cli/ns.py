@@ -60,6 +60,8 @@ class Named:
                     raise ConfigError(
                         f"namespace {text}: expected a directory, found a symbolic link to {path}"
                     )
+            elif last == ".." and not runtime.mount_at(path):
+                raise ConfigError(f"namespace {text}: .. is no name, expected MOUNTPOINT/NAME")
             at = path if runtime.mount_at(path) else path.parent
             if (around := runtime.kvfs_holding(at)) and around.path != str(at):
                 raise ConfigError(

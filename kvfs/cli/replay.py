@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from kvfs.cli import (
+    FiniteRange,
     Refusal,
     give,
     is_kvfs,
@@ -65,7 +66,7 @@ from kvfs.simulation.sweep import parse_block_size
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after N requests.")
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Keep the pace of the trace, N times faster. Default: no pauses.",
 )
 @click.option("--keep", is_flag=True, help="Keep the directory and its files at the end.")

@@ -21,7 +21,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from kvfs.cli import is_kvfs, kvfs_mount, mounted_argument
+from kvfs.cli import FiniteRange, is_kvfs, kvfs_mount, mounted_argument
 from kvfs.cli.frame import SORTS, TopFrame, View
 from kvfs.cli.screen import screen
 from kvfs.control import request_within
@@ -98,7 +98,7 @@ class Poller:
 @click.option("--once", is_flag=True, help="Print one frame, after two measurements, and end.")
 @click.option(
     *("-i", "--interval"),
-    type=click.FloatRange(0.2, 3600),
+    type=FiniteRange(0.2, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",

@@ -167,7 +167,7 @@ def count_opens(tree: Tree, kernel: FuseKernel, opened: Sequence[OpenObject], be
 
 def _count_joined(tree: Tree, held: OpenObject) -> None:
     """Count a further open of an object that is open."""
-    if held.header is not None or not held.inode.links:
+    if held.header is not None:
         return  # a scan is no use of an object
     comes = held.stream is not None and not held.stream.complete
     where = tree.ledger.tiers.bucket if comes else held.tier

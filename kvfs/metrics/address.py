@@ -1,7 +1,8 @@
 """The addresses of metrics and the page: values of `metrics` and `web`, and the sockets there.
 
-Contract: addresses are numbers only, so that no name has to be resolved. A port alone is one of
-127.0.0.1. A path is a Unix socket for the user of the mount, and root. Not for serving.
+Contract: addresses are numbers only, so that no name has to be resolved; `localhost` is 127.0.0.1.
+A port alone is one of 127.0.0.1. A path is a Unix socket for the user of the mount, and root. Not
+for serving.
 """
 
 import ipaddress

@@ -81,7 +81,8 @@ def _check(record: Any) -> None:  # noqa: ANN401 - JSON
     """Check a record. Raises ValueError, KeyError or TypeError."""
     if record["op"] not in _OPS:
         raise ValueError(f"op {record['op']!r}, expected one of {', '.join(_OPS)}")
-    float(record["t"])
+    if not math.isfinite(float(record["t"])):
+        raise ValueError(f"t {record['t']!r}, expected seconds")
     if record["op"] == "lost":
         int(record["count"])
         return

@@ -225,7 +225,9 @@ def _history(sources: Sources, asked: Parameters) -> Any:  # noqa: ANN401
     try:
         after = float(asked.get("after", "0"))
     except ValueError:
-        raise BadRequest(HTTPStatus.BAD_REQUEST) from None
+        after = math.nan
+    if not math.isfinite(after):
+        raise BadRequest(HTTPStatus.BAD_REQUEST)
     return sources.history.since(span, after, asked.get("namespace"))
 
 

@@ -6,6 +6,7 @@ codes of fsck(8): where the world is at fault, it exits with 8.
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 
@@ -44,6 +45,12 @@ ASKED = (  # by all commands that ask a mount, {at}: its mount point
     "fsck {at}",
     "gc {at}",
 )
+# Any path on the mount will do.
+OF_ANY_PATH = {
+    *("status {at}", "get {at}", "set {at} promote_after=3", "remount {at} -o promote_after=3"),
+    *("upgrade {at}", "top --once {at}", "flush {at}", "pool {at}", "import {at}", "bench {at}"),
+    *("export {at}", "ns list {at}", "fsck {at}", "gc {at}"),
+}
 FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "not a mount": (
         CALLER,
@@ -53,12 +60,21 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "match {tmp}/plain/x --tokens {tmp}/tokens",
         ),
     ),
+    "an empty path": (
+        CALLER,
+        r"(path|mount point|namespace) is empty",
+        (
+            *(f"{name} ''" for name in ("stat", "evict", "warm", "pin", "du", "status", "umount")),
+            "ns show ''",
+        ),
+    ),
     "no such path": (
         CALLER,
         r"/none\S* (is|does|expected)|/none\S*:? (\S+ )*(expected|No such|cannot|/none)",
         (
             *(f"{name} {{kv}}/none" for name in ("stat", "evict", "warm", "pin", "du")),
             *(f"{name} {{tmp}}/none" for name in ("stat", "evict", "warm", "pin", "du")),
+            *(line.format(at="{kv}/none") for line in ASKED if line in OF_ANY_PATH),
             "match {kv}/none --tokens {tmp}/tokens",
             "match {kv}/full --tokens /none",
             "profile /none",
@@ -135,9 +151,19 @@ FAULTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
             "replay {tmp}/trace {kv} --block-size=-5",
             "gc {kv} --older-than=-5",
             "top {kv} --once -i -5",
+            "replay {tmp}/trace {kv} --speed=-5",
             "export {kv} --port -5",
             "fsck {tmp}/other -o s3_endpoint=-5",
             "profile {tmp}/trace --limit -5",
+        ),
+    ),
+    "no number": (
+        CALLER,
+        r"'?(nan|inf|x)'? .*(expected|not a valid|is not in the range)",
+        tuple(
+            f"{line}{value}"
+            for line in ("top {kv} --once -i ", "replay {tmp}/trace {kv} --speed=")
+            for value in ("nan", "inf", "x")
         ),
     ),
     "no pool": (CALLER, "has no pool: mount it with pool=", ("pool {kv}",)),
@@ -264,7 +290,7 @@ def test_a_fault_has_one_code_and_one_line(places: dict[str, str], fault: str, l
         caps = "-all,+dac_read_search"
         as_user = ("setpriv", "--reuid=12345", "--regid=12345", "--clear-groups")
         as_user += (f"--inh-caps={caps}", f"--ambient-caps={caps}")
-    done = _done(*line.format_map(places).split(), before=as_user)
+    done = _done(*shlex.split(line.format_map(places)), before=as_user)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith("kvfs: ")
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)

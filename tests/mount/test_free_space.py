@@ -227,6 +227,19 @@ def test_what_others_need_not_give_is_no_room(mount: Mount) -> None:
     assert fill(space) >= share * (1 - WITHIN)
 
 
+@pytest.mark.parametrize("others", [1, 3])
+def test_copies_in_ram_of_what_nvme_has_are_room(mount: Mount, others: int) -> None:
+    """They go for any namespace, since no name is lost."""
+    kv = mount("ram=48M,nvme={tmp}/nvme,nvme_size=128M")
+    kv.allow_log(FULL)
+    folders = [namespace(kv, f"other{number}") for number in range(others)]
+    for folder in folders:
+        write(folder, 24 // others, MIB)
+    kv.idle()
+    check_fill(kv, namespace(kv, "stays", eviction="never"), MIB)
+    assert sum(len(list(folder.iterdir())) for folder in folders) == 24
+
+
 @pytest.mark.parametrize("settings", [{}, {"pin": "on"}, {"eviction": "never"}])
 def test_a_namespace_without_a_tier_has_no_room(mount: Mount, settings: dict[str, str]) -> None:
     kv = mount(BOTH)

@@ -240,6 +240,28 @@ def test_each_open_counts_though_its_object_goes(
     assert timed == sum(tier["hits"] for tier in kv.status()["tiers"].values()) == 200
 
 
+@pytest.mark.parametrize("fast", ["on", "off"])
+@pytest.mark.parametrize("change", [unlink, replace], ids=lambda change: change.__name__)
+def test_opens_of_a_file_that_lost_its_name_count(
+    mount: Mount, change: Callable[[Path], None], fast: str
+) -> None:
+    """As of a program that looked up the name just before it went."""
+    kv = mount(f"{OPTIONS},fast_open={fast}")
+    path, log = engine(kv) / "block", kv.path.parent / "accesses"
+    path.write_bytes(b"content")
+    if fast == "off":
+        request(kv.path, "set", access_log=str(log))
+    looked_up = os.open(path, os.O_PATH)
+    change(path)
+    same = Path(f"/proc/self/fd/{looked_up}")
+    with same.open("rb"), same.open("rb"):
+        assert same.read_bytes() == b"content"
+    os.close(looked_up)
+    if fast == "off":
+        wait_for(lambda: log.read_text().count('"path":"engine/"') == 3, "the log has the opens")
+    assert hits(kv) == sum(tier["hits"] for tier in kv.status()["tiers"].values()) == 3
+
+
 def test_each_open_counts_though_all_objects_are_evicted(mount: Mount) -> None:
     kv = mount(OPTIONS)
     settings = {"quota_hard": "8M", "eviction": "lru"}

@@ -190,6 +190,7 @@ def test_a_word_without_a_slash_may_be_a_path(mount: Mount) -> None:
         (("drop", "{kv}"), 2, "the mount's own namespace cannot be dropped"),
         (("drop", "{a}"), 2, "namespace a: there is no such directory"),
         (("show", "{there}/deeper"), 2, "namespace {there}/deeper: expected a directory right"),
+        (("create", "{kv}/.."), 2, "namespace {kv}/..: .. is no name"),
         (("show", ""), 2, "Invalid value for 'NAMESPACE': the namespace is empty"),
     ],
 )

@@ -6,6 +6,7 @@ links that scripts/install.sh makes, to the helper of this checkout.
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -136,6 +137,27 @@ def test_a_smaller_tier_says_what_goes(small: Mounted, how: str) -> None:
     dropped = small.counter("dropped_shrunk")
     assert dropped == small.counter("dropped") > 0
     assert f"kvfs dropped {dropped} objects of {dropped * 4}.0 MiB" in small.log.read_text()
+
+
+@pytest.mark.parametrize("smaller", ["ram=16M", "nvme_size=20M", "ram=16M,nvme_size=20M"])
+def test_the_log_says_what_smaller_tiers_drop(mount: Mount, smaller: str) -> None:
+    """Objects go from NVMe, for those that leave RAM."""
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=40M,movers=1")
+    for number in range(100):
+        (kv.path / str(number)).write_bytes(b"x" * MIB)
+    kv.idle()
+    assert run("upgrade", kv.path, "-o", smaller).returncode == 0
+    kv.allow_log("keeps its former size|nothing is demoted")
+    wait_for(lambda: told(kv) and told(kv) == kv.counter("dropped_shrunk"), "all that went is told")
+    assert told(kv) >= 10
+    tiers = " and ".join(option.partition("=")[0][:4].rstrip("_") for option in smaller.split(","))
+    assert f" {tiers} began with more than " in kv.log.read_text()
+
+
+def told(kv: Mounted) -> int:
+    """The objects that went for smaller tiers, by the log."""
+    line = r"began with more than .*, and kvfs dropped (\d+) objects of \1\.0 MiB for that"
+    return sum(map(int, re.findall(line, kv.log.read_text())))
 
 
 # remount

@@ -1,6 +1,7 @@
 """Reading an access log."""
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -165,6 +166,8 @@ def test_both_halves_are_read_and_a_torn_line_is_not(tmp_path: Path) -> None:
         ('{"op": "read", "t": 1, "key": "zz", "parent": "0", "path": ""}\n', "line 1"),
         (json.dumps(access("read", 1, 1.0, -5)) + "\n", "size -5, expected bytes"),
         (json.dumps(access("read", 1, 1.0, path=5)) + "\n", "line 1"),
+        (json.dumps(access("read", 1, math.nan)) + "\n", "t nan, expected seconds"),
+        (json.dumps(access("read", 1, math.inf)) + "\n", "t inf, expected seconds"),
         (json.dumps(renamed(1, 2, 1.0, old_namespace=5)) + "\n", "old_namespace 5"),
         (json.dumps(renamed(1, 2, 1.0, old_key="x")) + "\n", "line 1"),
     ],

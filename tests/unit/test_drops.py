@@ -104,6 +104,29 @@ def test_what_goes_for_room_in_a_dropped_namespace_goes_for_its_drop(tmp_path: P
     run(case, tmp_path)
 
 
+def test_counters_go_on_in_a_new_version(tmp_path: Path) -> None:
+    """Counters begin at 0 with each daemon, and never go back."""
+
+    async def case(made: World) -> None:
+        await a_tree(made)
+        space = made.ledger.namespaces.of(made.at(b"a"))
+        for _ in range(3):
+            await made.read(made.at(b"a/0").ino)
+        space.opens_timed = 3
+        before = dict(space.counters)
+        assert (before["written"], before["read_ram"] + before["read_nvme"]) == (10, 3)
+        made.tell("a", version="2")
+        after = made.ledger.namespaces.of(made.at(b"a"))
+        assert (after.counters, after.opens_timed) == (before, 3)
+        await made.walk()
+        await made.make_file(b"a/new", BYTES)
+        assert after.counters == before | {"written": 11, "written_bytes": 11 * SIZE} | {
+            "dropped_version": 10
+        }
+
+    run(case, tmp_path)
+
+
 def test_objects_that_a_lower_quota_drops_have_a_reason_of_their_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

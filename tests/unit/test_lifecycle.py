@@ -243,6 +243,23 @@ def test_versions_that_are_refused(tmp_path: Path, name: str, version: str, said
         assert not made.ledger.namespaces.dropped, "it is that version already"
 
 
+def test_quotas_in_which_no_object_fits_are_refused(tmp_path: Path) -> None:
+    """A namespace that has one, from an earlier version of kvfs, keeps it."""
+    with world(tmp_path) as made:
+        said = "setting quota_hard=4095: expected 0, or at least 4K, which each object takes"
+        quota = {"quota_hard": "4095"}
+        assert refusal(lambda: made.lifecycle.make("a", quota, uid=0, gid=0)) == said
+        made.namespace("a")
+        assert refusal(lambda: made.tell("a", **quota)) == said
+        directory = made.find(b"a").ino
+        with made.catalog.batch() as batch:
+            made.ledger.namespaces.set(directory, Settings(quota_hard=1), batch)
+        made.restart()
+        space = made.tell("a", weight="7")
+        assert (space.settings.quota_hard, space.settings.weight) == (1, 7)
+        made.tell("a", quota_hard="4K")
+
+
 def test_unreadable_settings_are_logged_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -271,6 +271,8 @@ def test_head_is_the_same_without_a_body(page: Callable[..., bytes]) -> None:
         (get("/api/now?" + HOSTILE), 400),
         (get("/api/history?span=year"), 400),
         (get("/api/history?after=never"), 400),
+        (get("/api/history?after=nan"), 400),
+        (get("/api/history?after=inf"), 400),
         (get("/api/objects?order=best"), 400),
         (get("/" + HOSTILE), 404),
         (get("/../page.py"), 404),

@@ -149,6 +149,23 @@ def test_cut_off_files_of_one_cause_are_told_once(
     run(case, tmp_path)
 
 
+def test_a_cut_off_file_is_told_with_what_holds_its_quota(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def case(made: World) -> None:
+        made.namespace("a", eviction="never", quota_hard="3M")
+        await made.make_file(b"a/0", bytes(2 * MIB))
+        held = await made.create(b"1", b"", made.at(b"a").ino)
+        os.pwrite(held.fd, b"x" * 2 * MIB, 0)
+        made.objects.sealing.bounds.look()
+        (line,) = (one.message for one in caplog.records if "is cut off:" in one.message)
+        assert "nothing more may be dropped; eviction=never; set another eviction, unlink" in line
+        with pytest.raises(QuotaError):
+            await made.close(held, writable=True)
+
+    run(case, tmp_path)
+
+
 def test_a_changed_cause_of_edquot_gets_its_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:

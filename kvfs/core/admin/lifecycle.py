@@ -11,6 +11,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from kvfs.catalog import ROOT_INO, Batch, Dentry, Inode, Named
@@ -161,6 +162,8 @@ class Lifecycle:
         settings = before.changed(texts)
         if "media" in texts:  # an earlier mount may have had what this one lacks
             self._valid(settings)
+        if "quota_hard" in texts:
+            settings.check_quota()
         if settings.version < before.version:
             raise ConfigError(
                 f"setting version={settings.version}: expected at least {before.version}, what it "
@@ -176,6 +179,7 @@ class Lifecycle:
 
     def _valid(self, settings: Settings) -> Settings:
         settings.check_media(self.ledger.tiers.media)
+        settings.check_quota()
         return settings
 
     def _set(self, directory: Inode, settings: Settings) -> Namespace:
@@ -239,6 +243,7 @@ class Lifecycle:
                 value = self.catalog.xattr(directory.ino, attribute) or b""
                 batch.set_xattr(fresh.ino, attribute, value)
             self.namespaces.set(fresh.ino, settings, batch)
+            batch.then(partial(self.namespaces.count_on, directory.ino, fresh.ino))
             batch.answers()
         self.invalidate_tree(ROOT_INO, name.name, directory.ino)
         return self.namespaces.of(fresh)

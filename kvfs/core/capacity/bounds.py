@@ -37,7 +37,7 @@ from operator import attrgetter
 import trio
 
 from kvfs.core.capacity.quota import Quota
-from kvfs.core.capacity.refusals import held_room
+from kvfs.core.capacity.refusals import held_quota, held_room
 from kvfs.core.capacity.room import Room
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
@@ -200,7 +200,14 @@ class Bounds:
             growing = [held for held in written if held.grows and not held.just_closed]
             if not growing:
                 break
-            self._cut_off_file(max(growing, key=attrgetter("staged")), self.quota.exceeded(space))
+            largest = max(growing, key=attrgetter("staged"))
+            self._cut_off_file(largest, self._exceeded(space, largest))
+
+    def _exceeded(self, space: Namespace, held: OpenObject) -> QuotaError:
+        """The error for a growing file: it says what holds the room of its namespace's quota."""
+        error = self.quota.exceeded(space)
+        why = held_quota(self.room, space, error, held)
+        return QuotaError(f"{error}; {why.text}", because=", ".join(sorted(why.causes)))
 
     def _cut_off_file(self, held: OpenObject, why: KvfsError) -> None:
         held.grows = False
@@ -268,7 +275,7 @@ class Bounds:
     def _make_way(self, held: OpenObject, wanted: int) -> None:
         held.grows = True
         if held.space is not None and not self.quota.follow(held.space):
-            raise self.quota.exceeded(held.space)
+            raise self._exceeded(held.space, held)
         if wanted > held.reserved:
             held.reserve(wanted)
         while (found := self.room.make_room(held.tier)) is not None:

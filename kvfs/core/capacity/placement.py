@@ -228,8 +228,13 @@ class Placement:
                 break
             # The estimate leaves no room. The counted objects may leave some.
             await ledger.accounts.census_step.wait()
-        if ram is not None and (found := self.room.reserve_for_file(ram, wanted, space, lose=True)):
-            return found
+        if ram is not None:
+            if self.room.evict_copies(wanted + self.room.headroom) and (
+                found := self.room.reserve_for_file(ram, wanted, space)
+            ):
+                return found
+            if found := self.room.reserve_for_file(ram, wanted, space, lose=True):
+                return found
         if not last:
             return None
         for tier in order:  # the expected sizes of other files may be too large: begin anyway

@@ -115,8 +115,7 @@ class Quota:
         return QuotaError(
             f"namespace {self._name(namespace)} has {human(namespace.bytes)} and writes "
             f"{human(namespace.staged)}, {_mapped(namespace)}its quota is "
-            f"{format_size(namespace.settings.quota_hard)}, and nothing more may be dropped: it "
-            "needs a larger quota_hard, or fewer writers"
+            f"{format_size(namespace.settings.quota_hard)}, and nothing more may be dropped"
         )
 
     async def take_in(self, arrivals: Callable[[], list[tuple[Namespace, int, int]]]) -> None:

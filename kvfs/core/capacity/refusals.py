@@ -91,7 +91,7 @@ class Refusals:
             return
         self._looked[space.ino, code] = now
         if isinstance(error, QuotaError):
-            found = self._held_quota(space, error)
+            found = held_quota(self.room, space, error)
         else:
             tiers = [tier for tier in self.room.ledger.tiers.local if space.takes(tier)]
             found = held_room(self.room, space, tiers)
@@ -103,17 +103,21 @@ class Refusals:
             *(self.room.ledger.namespaces.name(space.ino), code, error, found.text, QUIET / 60),
         )
 
-    def _held_quota(self, space: Namespace, error: QuotaError) -> HeldRoom:
-        """The causes for which a hard quota has no room: all are in the namespace itself."""
-        ledger = self.room.ledger
-        found = free_space.holders(self.room, space, ledger.tiers.local)
-        whys = {one.why: _why(one, "") for one in found if one.space is space}
-        if ledger.dirty.bytes and space.takes(ledger.tiers.bucket):
-            whys["bucket"] = "objects that wait for the bucket"
-        text = "; ".join(
-            filter(None, (", ".join(whys.values()), _cures(whys, "", "raise its quota")))
-        )
-        return HeldRoom(frozenset({*whys, error.because} - {""}), text)
+
+def held_quota(
+    room: Room, space: Namespace, error: QuotaError, growing: OpenObject | None = None
+) -> HeldRoom:
+    """Say why a hard quota has no room, and the cures: all causes are in the namespace itself.
+
+    growing: a file of the namespace that does not count.
+    """
+    ledger = room.ledger
+    found = free_space.holders(room, space, ledger.tiers.local, growing)
+    whys = {one.why: _why(one, "") for one in found if one.space is space}
+    if ledger.dirty.bytes and space.takes(ledger.tiers.bucket):
+        whys["bucket"] = "objects that wait for the bucket"
+    text = "; ".join(filter(None, (", ".join(whys.values()), _cures(whys, "", "raise its quota"))))
+    return HeldRoom(frozenset({*whys, error.because} - {""}), text)
 
 
 def held_room(

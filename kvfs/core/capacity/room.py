@@ -6,6 +6,8 @@ are synchronous: between the look at the accounts and the reservation no other t
 Invariants:
 - An object that only RAM holds is lost only if no tier below takes it, or if memory runs out.
 - While NVMe is down, kvfs does not prefer to evict the RAM copies that NVMe also has.
+- A copy in RAM of what NVMe has too goes before RAM loses a name, and before a writer gets ENOSPC.
+  Before that, the writer's own namespace and those before it give what they have.
 - Before kvfs evicts an object with a name, it removes the orphans that no program has open.
 Not for the order of victims (`Victims`), the tier of a new file (`Placement`), the quotas of a
 namespace (`Quota`), or the accounts. Not for copies that make room later (`Dispatcher`).
@@ -50,6 +52,7 @@ class Room:
         self.demoting = Demoting(self.ram, self.nvme, self.victims)
         # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
         self._nvme_is_full = False
+        self._shrunk = 0  # objects that smaller tiers had dropped at the last look
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "evict_copy") -> Reservation | None:
         """Set room aside and evict the victims for it. No object that RAM alone holds is lost.
@@ -76,6 +79,18 @@ class Room:
     def reserve_free(self, ram: RamTier, wanted: int) -> Reservation | None:
         """Reserve bytes for a new file that are free in RAM now, beside the headroom; else None."""
         return Reservation(ram, wanted) if ram.free - self.headroom >= wanted else None
+
+    def evict_copies(self, least: int) -> bool:
+        """Evict copies in RAM of what NVMe has too, until RAM has `least` bytes free.
+
+        No name is lost, so each namespace gives, whatever its rank. Returns whether any copy went.
+        """
+        gone = False
+        while self.nvme.works and self.ram.free < least:
+            if not self.victims.evict(ram_clean, self.ram, "evict_copy"):
+                break
+            gone = True
+        return gone
 
     def reserve_for_file(
         self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
@@ -245,6 +260,8 @@ class Room:
         if tier is self.ram and self.nvme.works and not self._nvme_is_full:
             return self._make_room_above(self.ram)
         least = (self.headroom // 2 if tier is self.ram else 0) - self._unused(tier)
+        if tier is self.ram:
+            self.evict_copies(least)
         while tier.free < least:
             found = self._evict_or_choose_file(tier)
             if found is not True:
@@ -252,25 +269,28 @@ class Room:
         return None
 
     def shrink(self) -> None:
-        """Bring tiers that became smaller within their sizes. Log what each has lost for that.
+        """Bring tiers that became smaller within their sizes. Log what they have lost for that.
 
         Raises CatalogError.
         """
-        shrinking = self.ledger.accounts.shrinking
-        for tier, drops in list(shrinking.items()):
-            before = drops.objects
+        accounts = self.ledger.accounts
+        drops, before = accounts.shrunk, self._shrunk
+        for tier in accounts.shrinking:
             self.make_room(tier)
-            within = tier.used <= tier.configured_capacity
-            if not within and drops.objects > before:
-                continue  # one line tells all
-            if drops.objects:
-                log.info(
-                    "%s began with more than its size of %s, and kvfs dropped %s for that",
-                    *(tier.name, human(tier.configured_capacity), drops),
-                )
-            shrinking[tier] = Drops(drops.reason)
-            if within:
-                del shrinking[tier]
+        beyond = [tier for tier in accounts.shrinking if tier.used > tier.configured_capacity]
+        self._shrunk = drops.objects
+        if beyond and drops.objects > before:
+            return  # one line tells all
+        if drops.objects:
+            sizes = [human(tier.configured_capacity) for tier in accounts.shrinking]
+            log.info(
+                "%s began with more than %s %s, and kvfs dropped %s for that",
+                " and ".join(tier.name for tier in accounts.shrinking),
+                *("its size of" if len(sizes) == 1 else "their sizes of", " and ".join(sizes)),
+                drops,
+            )
+        accounts.shrunk, self._shrunk = Drops(drops.reason), 0
+        accounts.shrinking = beyond
 
     def _make_room_above(self, ram: RamTier) -> OpenObject | None:
         """As `make_room` in RAM, while NVMe below takes the objects that only RAM holds."""

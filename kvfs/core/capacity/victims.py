@@ -189,9 +189,9 @@ class Victims:
 
         reason: counted for what is dropped. While the tier shrinks, it is "shrunk" for "evicted".
         """
-        shrinking = (
-            self.ledger.accounts.shrinking.get(tier) if tier and reason == "evicted" else None
-        )
+        accounts, shrunk = self.ledger.accounts, None
+        if tier is not None and reason == "evicted" and accounts.shrinks_for(tier):
+            shrunk = accounts.shrunk
         order = which(namespace)
         found = self._guest(namespace, order, tier, twins) or self._victim(order, tier, twins)
         if found is None:
@@ -201,12 +201,10 @@ class Victims:
                 if tier and len(self.ledger.tiers.holders(inode)) > 1 and twins == "evict_copy":
                     self.ledger.records.remove_copy(inode, tier)
                 elif self.ledger.catalog.inode(inode.ino) is not None:  # not with its group
-                    dropped = self.ledger.removals.evict(
-                        inode, shrinking.reason if shrinking else reason
-                    )
-                    if shrinking:
+                    dropped = self.ledger.removals.evict(inode, shrunk.reason if shrunk else reason)
+                    if shrunk:
                         for one in dropped:
-                            shrinking.add(one)
+                            shrunk.add(one)
             except CatalogError:
                 for left in found[1][at:]:
                     order.touch(left)  # it stays; the next try takes another victim

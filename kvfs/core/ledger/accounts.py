@@ -52,7 +52,8 @@ class Accounts:
         self.counted_to = 0  # inode number that the census has reached
         self.first_new = 0  # the first inode number that this session made
         # Tiers that began with more than their size, until they are within it: `Room.shrink`.
-        self.shrinking: dict[Tier, Drops] = {}
+        self.shrinking: list[Tier] = []
+        self.shrunk = Drops("shrunk")  # what goes for that
         self._counted_early: set[int] = set()  # inodes accounted before the census reached them
 
     @property
@@ -222,24 +223,34 @@ class Accounts:
         """Record that the census has counted all objects: no estimate is needed any more."""
         for tier in self.tiers.local:
             tier.uncounted = 0
-            if tier.used > tier.configured_capacity:
-                self.shrinking.setdefault(tier, Drops("shrunk"))
+            if tier.used > tier.configured_capacity and tier not in self.shrinking:
+                self.shrinking.append(tier)
         self.census_done.set()
         self.end_census_step()
         self._counted_early.clear()
+
+    def shrinks_for(self, tier: Tier) -> bool:
+        """Whether an object that is dropped from a tier goes because a tier became smaller.
+
+        NVMe also drops objects for those that leave a smaller RAM.
+        """
+        return tier in self.shrinking or (tier.slow and self.tiers.ram in self.shrinking)
 
     # Estimates for the next daemon
 
     def estimate(self) -> None:
         """Estimate the used bytes of the tiers before the census. Call it after reservations."""
         if self.tiers.ram.mounted:
-            self.tiers.ram.estimate()
+            ram = self.tiers.ram
+            ram.estimate()
+            if ram.uncounted > ram.configured_capacity + ram.slack:  # in a tmpfs of its size: less
+                self.shrinking.append(ram)
         if self.tiers.nvme.mounted:
             nvme, noted = self.tiers.nvme, self.catalog.fact(NVME_USED)
             nvme.uncounted = nvme.capacity if noted is None else int(noted)
             # Else its size is known at the end of the census.
             if not nvme.capacity_excludes_objects and nvme.uncounted > nvme.configured_capacity:
-                self.shrinking[nvme] = Drops("shrunk")
+                self.shrinking.append(nvme)
 
     def nvme_written(self) -> tuple[int, int]:
         """The day (since 1970) of the last estimate, and the bytes written to NVMe on it."""

@@ -362,7 +362,7 @@ class FastOpens:
             ram.hits += opens.opens
             self.counters["opens_passthrough"] += opens.first
             self.counters["opens_fast"] += opens.opens
-            if inode is None or not inode.links:
+            if inode is None:
                 continue
             if opens.accessed_ns and self.gate.has(opens.ino):
                 self._accessed[opens.ino] = opens.accessed_ns
@@ -374,10 +374,11 @@ class FastOpens:
         space.opens_timed += opens.opens
         space.open_seconds += seconds
         self.latencies.open[ram.name].observe(seconds / opens.opens, opens.opens)
-        if not self.accounts.accounted(inode):
-            return
-        self.namespaces.read(inode, ram, opens.opens, seen=min(opens.first, SEEN_AT_ONCE))
-        if not opens.first:
+        # An object without a name, or with a writer, has no place in the orders of eviction.
+        in_order = bool(inode.links) and self.accounts.accounted(inode)
+        seen = min(opens.first, SEEN_AT_ONCE) if in_order else 0
+        self.namespaces.read(inode, ram, opens.opens, seen=seen)
+        if not seen:
             return
         self.accounts.touch(inode)
         self.opened(inode, opens.thread)

@@ -6,6 +6,7 @@ the module's object is made.
 
 from collections import Counter
 from collections.abc import Callable
+from typing import get_args
 
 from kvfs.catalog import Catalog
 from kvfs.core.ledger.absent_names import AbsentNames
@@ -24,6 +25,7 @@ from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.ledger.trash import Trash
 from kvfs.core.ledger.uses import Uses
 from kvfs.core.ledger.wakeup import Wakeup
+from kvfs.core.namespaces.drops import Reason
 from kvfs.core.namespaces.namespaces import Namespaces
 
 COUNTERS = (  # they start at 0; SEMANTICS.md explains each
@@ -41,6 +43,7 @@ COUNTERS = (  # they start at 0; SEMANTICS.md explains each
     "demoted",
     "promoted",
     "dropped",
+    *(f"dropped_{reason}" for reason in get_args(Reason)),
     "missing",
     "quarantined",
     "swept",

@@ -108,8 +108,8 @@ class AccessLog:
         self._note({"op": "absent", "key": f"{key:x}", "parent": f"{parent:x}", "path": path})
 
     def _about(self, what: str, inode: Inode) -> Line:
-        found = self.places.path_of(inode)
-        path = "" if found is None else self._path(inode.namespace, found[:-1], found[-1])
+        found = self.places.path_of(inode) or (b"",)  # its name may be gone, not its namespace
+        path = self._path(inode.namespace, found[:-1], found[-1])
         key, parent = key_of(inode), inode.parent_key
         return {
             "op": what,

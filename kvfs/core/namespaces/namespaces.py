@@ -344,6 +344,12 @@ class Namespaces:
         self.places.forget_paths()
         self.wake()
 
+    def count_on(self, dropped: int, ino: int) -> None:
+        """Let the counters of a namespace go on in its new version, as those of one namespace."""
+        before, now = self.dropped[dropped], self._all[ino]
+        now.counters = before.counters
+        now.opens_timed, now.open_seconds = before.opens_timed, before.open_seconds
+
     def drops_of(self, ino: int) -> Drops:
         """Return what has gone of a dropped namespace by now, and why."""
         found = self.dropped[ino].drops

@@ -253,7 +253,9 @@ class Objects:
             return
         where.hits += 1
         held.brought_from = where.name
-        if inode.links:
+        if not inode.links:  # a program has looked up the name before it went
+            ledger.namespaces.read(inode, where, seen=0)
+        else:
             ledger.namespaces.read(inode, where)
             ledger.accounts.touch(inode)
             if where is not ledger.tiers.ram or ledger.tiers.has_afar:
