@@ -214,7 +214,11 @@ def warm_command(paths: tuple[str, ...], *, no_wait: bool) -> None:
 
 def _warmed(found: JobProgress) -> str:
     files = f"{found['done']} of {found['files']} files"
-    return f"{files} are warm, {human(found['done_bytes'])} of {human(found['bytes'])}"
+    warm = f"{files} are warm, {human(found['done_bytes'])} of {human(found['bytes'])}"
+    if not found.get("no_room"):  # an older daemon does not say
+        return warm
+    stay = f"{found['no_room']} stay on NVMe, because RAM has no room that is free or long unused"
+    return f"{warm}: {found['in_ram']} are in RAM, {stay}"
 
 
 @click.command

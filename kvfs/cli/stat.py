@@ -18,7 +18,10 @@ FEW = 8  # names in a line
 @click.argument("path", metavar="PATH", type=click.Path(readable=False))
 @json_option
 def command(path: str, *, as_json: bool) -> None:
-    """Show where a file is and when kvfs will evict it."""
+    """Show where a file is and when kvfs will evict it.
+
+    Each tier has an order of eviction for the objects of a namespace. Place 0 goes next there.
+    """
     place = on_mount(path, follow=False)
     found = request(place.mountpoint, "stat", ino=place.ino)
     give(found, lambda _: screen().print(pairs(_rows(found))), as_json=as_json)

@@ -712,7 +712,7 @@ class Operations(pyfuse3.Operations):
         data.f_bfree = (found.size - found.used) // BLOCK
         data.f_bavail = found.available // BLOCK
         data.f_files = found.files
-        data.f_ffree = data.f_favail = found.files_available
+        data.f_ffree = data.f_favail = found.files - found.files_used
         data.f_namemax = 255
         return data
 

@@ -26,7 +26,7 @@ def test_statfs(here: Path, shared: Mounted) -> None:
     assert found.f_blocks == capacity // 4096
     assert found.f_blocks - found.f_bfree >= M // 4096
     assert 0 < found.f_bavail <= found.f_blocks
-    assert found.f_files == found.f_ffree > 1 << 30
+    assert found.f_files > found.f_ffree > 1 << 30
     with opened(here / "b", os.O_CREAT | os.O_WRONLY):
         during = os.statvfs(here)
         assert 0 < during.f_bavail < found.f_bavail

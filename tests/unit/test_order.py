@@ -49,6 +49,65 @@ def test_noted_touches_are_in_the_order() -> None:
     assert one.take() == Victim(6, (6,))
 
 
+def used(ino: int, at: int, parent: int = 0) -> Inode:
+    inode = made(ino, parent=parent)
+    inode.atime_ns = at
+    return inode
+
+
+def stored(one: Order, *times: int) -> None:
+    """Objects whose inode numbers are the times of their last use are written in this order."""
+    for at in times:
+        one.touch(used(at, at))
+        one.note_stored(used(at, at))
+
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "s3fifo", "arc", "sieve", "lfu"])
+def test_object_copied_later_goes_by_its_last_use(policy: str) -> None:
+    one = order(policy)
+    stored(one, 10, 20, 30, 40)
+    for at in (15, 16, 35, 50):
+        one.copy(used(at, at))
+    assert len(one) == 8
+    assert {*one} == {10, 15, 16, 20, 30, 35, 40, 50}
+    found: list[int] = []
+    while (victim := one.take(lambda ino: ino)) is not None:
+        found += victim.inos
+    assert found == [10, 15, 16, 20, 30, 35, 40, 50]
+    assert not len(one)
+
+
+def test_late_object_that_is_used_or_leaves_is_late_no_more() -> None:
+    one = order()
+    stored(one, 10, 20)
+    for at in (5, 6, 7):
+        one.copy(used(at, at))
+    one.touch(used(6, 30))
+    one.discard(used(7, 7))
+    assert used(7, 7) not in one
+    assert used(5, 5) in one
+    assert list(taken(one)) == [(5,), (10,), (20,), (6,)]
+
+
+def test_late_object_joins_its_group() -> None:
+    one = order()
+    stored(one, 10)
+    first, second = made(1, key=77), made(2, key=77)
+    one.copy(first)
+    one.copy(second)
+    assert one.members(77) == (1, 2)
+    one.discard(first)
+    assert list(taken(one)) == [(10,), (2,)]
+
+
+def test_block_of_a_prompt_is_never_late() -> None:
+    one = order()
+    stored(one, 10, 20)
+    one.copy(used(5, 5, parent=10))
+    assert one.parent(5) == 10
+    assert list(taken(one)) == [(20,), (5,), (10,)]
+
+
 def test_a_group_is_taken_together_and_counts_once() -> None:
     one = order()
     for inode in (made(1, 77), made(2, 88), made(3, 77), made(3, 77)):

@@ -179,12 +179,12 @@ def test_a_large_one_is_demoted_alone_and_small_ones_together(made: World) -> No
         ]
         space = made.ledger.namespaces.of(again(made, inos[0]))
         demotion = made.dispatcher.demotion
-        assert demotion._oldest_in_ram(space) == inos[:2]
+        assert demotion._oldest_in_ram(space, 16 * MIB) == inos[:2]
         for ino in inos[:2]:
             await made.demote(ino)
-        assert demotion._oldest_in_ram(space) == [inos[2]]
+        assert demotion._oldest_in_ram(space, 16 * MIB) == [inos[2]]
         await made.demote(inos[2])
-        assert demotion._oldest_in_ram(space) == [inos[3]]
+        assert demotion._oldest_in_ram(space, 16 * MIB) == [inos[3]]
 
     trio.run(case)
 

@@ -1,5 +1,6 @@
 """Quotas on objects: what goes for a new one, and that nothing is lost from its order."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,10 +135,10 @@ def test_a_long_prompt_with_an_open_end_holds_up_no_search(
         order = made.ledger.namespaces.default.ram_only
         take = order.take
 
-        def count(incoming: int | None = None) -> Victim | None:
+        def count(used: Callable[[int], int]) -> Victim | None:
             nonlocal taken
             taken += 1
-            return take(incoming)
+            return take(used)
 
         monkeypatch.setattr(order, "take", count)
         for number in range(3):

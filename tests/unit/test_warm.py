@@ -65,6 +65,24 @@ def test_a_tree_comes_whole(made: World) -> None:
     run(case)
 
 
+def test_files_that_find_no_room_in_ram_are_counted(made: World) -> None:
+    async def case() -> None:
+        large = made.fast.capacity // 4
+        inodes = [
+            await made.store(b"d/%d" % number, bytes(large), made.disk) for number in range(5)
+        ]
+        found = await warmed(made, *[inode.ino for inode in inodes])
+        in_ram = [made.fast in made.ledger.tiers.holders(again(made, one.ino)) for one in inodes]
+        assert (found["done"], found["failed"]) == (5, 0)
+        assert (found["in_ram"], found["no_room"]) == (sum(in_ram), 5 - sum(in_ram)) == (3, 2)
+        made.tell(".", media="nvme")
+        other = await made.store(b"e/other", b"x", made.disk)
+        found = await warmed(made, other.ino)
+        assert (found["done"], found["in_ram"], found["no_room"]) == (1, 0, 0)
+
+    run(case)
+
+
 def test_object_compressed_on_nvme_is_warmed_to_ram(made: World) -> None:
     async def case() -> None:
         made.tell(".", compression="nvme")

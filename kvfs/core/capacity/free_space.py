@@ -11,6 +11,7 @@ get now. Objects that kvfs may evict for them count as available. These do not:
 - bytes that other namespaces need not give to one file of the namespace (`Victims`);
 - bytes beyond its hard quota. A namespace with a hard quota has the size of that quota.
 
+Files have a size and used ones only: FUSE has no field for the files that a writer can get.
 The figures are estimates where objects have copies in two tiers. A namespace may get more than its
 share: a demotion makes room on NVMe without regard to shares. Not for deciding about a write
 (`Placement`, `Quota`).
@@ -27,7 +28,7 @@ from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import Tier
 
-FILES_MAX = 1 << 40
+FILES_MAX = 1 << 40  # the size of a namespace without a quota of objects
 STEPS = 24  # of a bisection: the result is exact to a part in 2**24
 
 
@@ -38,7 +39,7 @@ class FreeSpace(NamedTuple):
     used: int
     available: int
     files: int
-    files_available: int
+    files_used: int
 
 
 class Holder(NamedTuple):
@@ -60,7 +61,6 @@ class Opened:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._copies: dict[Namespace, Counter[str]] = defaultdict(Counter)  # bytes by tier
-        self.objects: Counter[Namespace] = Counter()
         self.bytes: Counter[Namespace] = Counter()  # of these objects, each counted once
         for held in ledger.table.open.values():
             if held.accounted:
@@ -75,7 +75,6 @@ class Opened:
             return
         evictable = not space.gives_nothing and not inode.unevictable
         if evictable:
-            self.objects[space] += 1
             self.bytes[space] += Tier.cost(inode.blocks)
         if not evictable or inode.ino in self.ledger.dirty:
             holders = holders[:-1]  # the copy in the lowest tier stays anyway: `Namespace.kept`
@@ -95,21 +94,20 @@ def of_namespace(room: Room, space: Namespace) -> FreeSpace:
     # With pin=on an object that NVMe has stays in RAM as well: the larger tier decides.
     apart = [[tier] for tier in tiers] if settings.pin else [tiers]
     available = max([0, *(_available(room, space, some, opened) for some in apart)])
-    files, files_left = FILES_MAX, FILES_MAX
+    files, files_used = FILES_MAX, ledger.accounts.objects
     if settings.quota_objects:
+        writing = sum(held.space is space for held in ledger.table.staging.values())
         files = settings.quota_objects
-        stay = space.objects if space.gives_nothing else space.kept_objects + opened.objects[space]
-        stay += sum(held.space is space for held in ledger.table.staging.values())
-        files_left = max(0, files - stay)
+        files_used = min(files, space.objects + writing)
     if not settings.quota_hard:
         size = sum(tier.configured_capacity for tier in local)
         used = sum(tier.used + ledger.orphans.bytes_in(tier) for tier in local)
         used += sum(max(held.staged, held.leaving) for held in ledger.table.staging.values())
-        return FreeSpace(size, min(size, used), min(size, available), files, files_left)
+        return FreeSpace(size, min(size, used), min(size, available), files, files_used)
     held = space.kept(local) + opened.bytes[space] + space.staged + space.unlinked
     left = max(0, settings.quota_hard - held)
     used = min(settings.quota_hard, space.counted)
-    return FreeSpace(settings.quota_hard, used, min(available, left), files, files_left)
+    return FreeSpace(settings.quota_hard, used, min(available, left), files, files_used)
 
 
 def why_kept(space: Namespace) -> str:

@@ -235,6 +235,8 @@ class Placement:
                 return found
             if found := self.room.reserve_for_file(ram, wanted, space, lose=True):
                 return found
+        if tiers == [self.ram]:
+            self.room.note_ram_lacks()
         if not last:
             return None
         for tier in order:  # the expected sizes of other files may be too large: begin anyway

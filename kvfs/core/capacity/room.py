@@ -14,9 +14,12 @@ namespace (`Quota`), or the accounts. Not for copies that make room later (`Disp
 """
 
 import logging
+import math
 import time
 from contextlib import nullcontext
 from typing import Literal
+
+import trio
 
 from kvfs.core.capacity.demoting import Demoting
 from kvfs.core.capacity.victims import (
@@ -38,6 +41,9 @@ from kvfs.units import human
 log = logging.getLogger(__name__)
 
 MEASURED_FOR = 0.1  # s for which a measured number of free bytes on the NVMe device is valid
+# Seconds after RAM had no room for a promotion, or for a file that no other tier takes. So long,
+# copies of objects that kvfs must keep may take room on NVMe from objects that were used later.
+RAM_LACKS = 10.0
 HEADROOM = 16  # a sixteenth of RAM is kept free for files that outgrow their reservation
 
 
@@ -53,6 +59,17 @@ class Room:
         # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
         self._nvme_is_full = False
         self._shrunk = 0  # objects that smaller tiers had dropped at the last look
+        self._ram_lacks_until = -math.inf  # trio's time
+
+    def note_ram_lacks(self) -> None:
+        """Note that a program lacks room in RAM, and that NVMe cannot replace it."""
+        self._ram_lacks_until = trio.current_time() + RAM_LACKS
+        self.ledger.wakeup.wake()
+
+    @property
+    def ram_lacks(self) -> bool:
+        """Whether a program has lacked room in RAM within the last RAM_LACKS seconds."""
+        return trio.current_time() < self._ram_lacks_until
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "evict_copy") -> Reservation | None:
         """Set room aside and evict the victims for it. No object that RAM alone holds is lost.

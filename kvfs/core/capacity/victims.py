@@ -40,7 +40,7 @@ from kvfs.catalog import Inode
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.namespaces.drops import Reason
 from kvfs.core.namespaces.namespace import Namespace
-from kvfs.core.namespaces.order import Order, Victim, key_of
+from kvfs.core.namespaces.order import Order, Victim, key_of, last_use
 from kvfs.errors import CatalogError
 from kvfs.tiers import Tier
 
@@ -150,6 +150,13 @@ class Victims:
         """Whether one of these namespaces has a victim in the order `which`. It stays there."""
         return any(self.has_victim(which(space), tier, twins) for space in self.by_urgency(among))
 
+    def first_on_nvme(self, space: Namespace) -> Inode | None:
+        """The object that NVMe would lose first for a copy of a namespace's object; or None."""
+        nvme = self.ledger.tiers.nvme
+        with self.on_behalf(space):
+            found = (self.next_of(one.on_nvme, nvme, "spare") for one in self.by_urgency())
+            return next(filter(None, found), None)
+
     def has_victim(self, order: Order, tier: Tier | None, twins: Twins) -> bool:
         """Whether an order has a victim. The victim stays in its place."""
         return len(order) > 0 and self.next_of(order, tier, twins, leaves=True) is not None
@@ -246,7 +253,7 @@ class Victims:
         passed: list[tuple[Victim, list[Inode]]] = []
         before: set[int] = set()  # keys of blocks that a block in use needs
         found = None
-        while (victim := order.take()) is not None:
+        while (victim := order.take(self._last_use)) is not None:
             inodes = [inode for ino in victim.inos if (inode := self._resident(ino, order, tier))]
             if not inodes or (not victim.key and inodes[0] in order):
                 continue  # gone since, or touched since
@@ -334,6 +341,10 @@ class Victims:
         if tier not in holders:
             return None
         return inode if namespace.order(inode, tier, holders) is order else None
+
+    def _last_use(self, ino: int) -> int:
+        inode = self.ledger.table.inode(ino)
+        return 0 if inode is None else last_use(inode)
 
     def _in_use(self, inode: Inode) -> bool:
         return inode.ino in self.ledger.table.open or inode.ino in self.ledger.table.busy

@@ -42,6 +42,8 @@ class _Order(Job):
         self.running = 0
         self.done = 0
         self.done_bytes = 0
+        self.in_ram = 0  # of those done
+        self.no_room = 0  # of those done: they stay on NVMe, because RAM has no room
         self.failed = 0
         self.why = Reasons()
 
@@ -56,6 +58,8 @@ class _Order(Job):
             "cancelled": self.cancelled,
             "done": self.done,
             "done_bytes": self.done_bytes,
+            "in_ram": self.in_ram,
+            "no_room": self.no_room,
             "failed": self.failed,
             "why": dict(self.why),
         }
@@ -202,12 +206,23 @@ class Warm(Jobs[_Order]):
             else:
                 job.done += 1
                 job.done_bytes += inode.size
+                self._count_tier(job, inode)
         except (KvfsError, OSError, SourceChangedError) as error:
             job.fail(str(error))
         finally:
             job.running -= 1
             slots.release()
             self._close(job)
+
+    def _count_tier(self, job: _Order, inode: Inode) -> None:
+        """Count whether a file that is here came to RAM, or found no room there."""
+        ram, current = self.ledger.tiers.ram, self.ledger.table.inode(inode.ino)
+        if current is None:
+            return
+        if ram in self.ledger.tiers.holders(current):
+            job.in_ram += 1
+        elif self.ledger.namespaces.of(current).takes(ram):
+            job.no_room += 1
 
     async def _bring(self, job: _Order, inode: Inode) -> str:
         """Bring one file. Returns why it is not here; "" if it is."""

@@ -77,6 +77,8 @@ class Accounts:
             self._counted_early.add(inode.ino)
         self._count(inode)
         self.touch(inode)
+        if inode.on_nvme and not inode.unevictable:
+            self.namespaces.of(inode).on_nvme.note_stored(inode)
         self.wakeup.wake()
 
     def touch(self, inode: Inode) -> None:
@@ -135,7 +137,8 @@ class Accounts:
                 order.discard(before)
         for order in orders:
             if order not in left:
-                order.touch(inode)
+                # A demotion is no use. A copy that came from the bucket is for one.
+                (order.copy if held and order is namespace.on_nvme else order.touch)(inode)
         if namespace.blocks is not None:  # kvfs may evict this block now, if it was held back
             namespace.release(key_of(inode))
         self.wakeup.wake()

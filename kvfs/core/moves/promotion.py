@@ -64,6 +64,7 @@ class Promotion:
         room = self.room.reserve(ram, ram.cost(inode.blocks))
         if room is None:
             ledger.counters["promotions_skipped"] += 1
+            self.room.note_ram_lacks()
             return
         with room:
             if inode.packed is not None:

@@ -85,6 +85,7 @@ class Namespace:
         self.drops: Drops | None = None
         self.opens_timed, self.open_seconds = 0, 0.0  # opens to read, and how long they took
         self.refused: dict[int, int] = {}  # inode -> bytes, of the objects in `ram_spare`
+        self.crowded_out: set[int] = set()  # of these: they go to NVMe once it has free room
         self.too_large: set[int] = set()  # inodes that only RAM has: they are too large for NVMe
         self.guests = Guests()
         self.limits = Limits(settings)
@@ -103,7 +104,8 @@ class Namespace:
         self.on_nvme = self._order(drops, self.choice)
         self.ram_kept = _unevictable()  # unevictable objects that only RAM holds
         self.nvme_kept = _unevictable()
-        self.ram_spare = self._order(drops, self.ram_choice)  # not worth a write to NVMe
+        # Not worth a write to NVMe, or crowded out.
+        self.ram_spare = self._order(drops, self.ram_choice)
         # The order in which objects of all tiers go for a hard quota. With an order for each tier,
         # a block of RAM would go before the blocks that follow it on NVMe. It exists only if there
         # is a quota and more than one tier.
@@ -162,9 +164,23 @@ class Namespace:
 
         The next touch moves it back.
         """
+        self.crowded_out.discard(inode.ino)
         self.ram_only.discard(inode)
         self.refused[inode.ino] = Tier.cost(inode.blocks)
         self.ram_spare.touch(inode)
+
+    def crowd_out(self, inode: Inode) -> bool:
+        """Move an object to `ram_spare`, because NVMe is full of objects that were used later.
+
+        Returns False, and changes nothing, for an object that kvfs must keep.
+        """
+        if inode.ino in self.crowded_out:
+            return True
+        if not self.ram_only.evictable or inode not in self.ram_only:
+            return False
+        self.refuse(inode)
+        self.crowded_out.add(inode.ino)
+        return True
 
     def refuse_too_large(self, inode: Inode) -> None:
         """Note that an object is too large for NVMe. After its next touch kvfs tries again."""
@@ -175,6 +191,7 @@ class Namespace:
     def take_back(self, inode: Inode) -> None:
         """Undo `refuse`: the object was touched, or leaves."""
         self.too_large.discard(inode.ino)
+        self.crowded_out.discard(inode.ino)
         if self.refused and self.refused.pop(inode.ino, None) is not None:
             self.ram_spare.discard(inode)
 

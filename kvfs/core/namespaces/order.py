@@ -5,14 +5,18 @@ their names (`Inode.key`, `Inode.parent_key`), so a policy knows a dropped objec
 create. Objects of one key are a group: shards of one block, taken together. Objects from before
 the daemon's start enter by `add_past`, oldest first within the hour of their last use. Each takes 8
 bytes until it is touched, and goes before all touched ones. A *held* member is not taken until it
-is released, touched or discarded. A touched member takes about 320 bytes, with its place in the
+is released, touched or discarded. A *late* member was copied here after objects that were used
+later than it. It goes before those: its place follows its last use, and the policy does not know it
+until it is touched. A touched member takes about 320 bytes, with its place in the
 policy (scripts/bench/bookkeeping.py, blocks of prompts). At most `LATELY` touches wait until a
 caller asks for anything else: an open only notes them. Not for deciding whether an object may go
 now (`Victims`).
 """
 
+import sys
 from array import array
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -30,6 +34,11 @@ class Victim(NamedTuple):
     inos: tuple[int, ...]
 
 
+def last_use(inode: Inode) -> int:
+    """When an object was used or written last, in ns since 1970. A use may be a minute later."""
+    return max(inode.atime_ns, inode.mtime_ns)
+
+
 def key_of(inode: Inode) -> int:
     """The key by which a policy knows an object: that of its name, else the inode number."""
     return inode.key or inode.ino
@@ -45,6 +54,8 @@ class Order:
         self._lately: list[tuple[int, int, int]] = []  # key, inode and parent's key
         self._groups: dict[int, tuple[int, ...]] = {}  # by key, if there ever was a second object
         self._held: dict[int, tuple[int, ...]] = {}  # by key
+        self._late: OrderedDict[int, tuple[int, int]] = OrderedDict()  # by key: inode, last use
+        self._newest = 0  # ns: the last use of the last object that was stored here
         self._before: list[Policy] = []  # former policies, as long as they have members
         self._past: dict[int, array[int]] = {}  # by hour
         self._reversed: int | None = None  # the hour whose members are being taken, from the end
@@ -58,13 +69,15 @@ class Order:
     def __len__(self) -> int:
         """The number of groups and of objects of the past; some of the latter may be obsolete."""
         policies = sum(len(policy) for policy in (self.policy, *self._before))
-        return policies + sum(map(len, self._past.values()))
+        return policies + len(self._late) + sum(map(len, self._past.values()))
 
     def members(self, key: int) -> tuple[int, ...]:
         self._flush_touches()
         group = self._groups.get(key) or self._held.get(key)
         if group is not None:
             return group
+        if key in self._late:
+            return (self._late[key][0],)
         for policy in (self.policy, *self._before):
             ino = policy.value(key)
             if ino is not None:
@@ -78,6 +91,19 @@ class Order:
         if len(lately) == LATELY:
             self._flush_touches()
 
+    def note_stored(self, inode: Inode) -> None:
+        """Note that an object was written here: objects that were used earlier are late here."""
+        self._newest = max(self._newest, last_use(inode))
+
+    def copy(self, inode: Inode) -> None:
+        """Note that an object was copied here, without a use: its place follows its last use."""
+        used, key = last_use(inode), key_of(inode)
+        # A policy that is leaf-first must know the blocks of a prompt.
+        if used >= self._newest or inode.parent_key or self.members(key):
+            self.touch(inode)
+        else:
+            self._late[key] = inode.ino, used
+
     def _flush_touches(self) -> None:
         """Give the noted touches to the policy."""
         if self._lately:
@@ -89,6 +115,8 @@ class Order:
         policy = self._policy
         if self._held:
             self.release(key)
+        if self._late and (late := self._late.pop(key, None)) is not None:
+            policy.add(key, late[0], parent)
         found = policy.touch(key)
         if found == ino and key not in self._groups:
             return
@@ -112,7 +140,10 @@ class Order:
             self.release(key)
         group = self._groups.get(key)
         if group is None:
-            if self.policy.value(key) == inode.ino:
+            if key in self._late:
+                if self._late[key][0] == inode.ino:
+                    del self._late[key]
+            elif self.policy.value(key) == inode.ino:
                 self.policy.discard(key)
             elif self._before and inode.ino in self.members(key):
                 self._discard_before(key)
@@ -134,8 +165,10 @@ class Order:
     def add_past(self, ino: int, hour: int) -> None:
         self._past.setdefault(hour, array("q")).append(ino)
 
-    def take(self, incoming: int | None = None) -> Victim | None:
-        """Take the next group; None if none may go. incoming: the key that needs the room.
+    def take(self, used: Callable[[int], int] = lambda _: sys.maxsize) -> Victim | None:
+        """Take the next group; None if none may go. used: returns the last use of an inode, in ns.
+
+        Without `used`, late members go before the members that the policy knows.
 
         An object of the past may have been touched, rewritten or dropped since: the caller looks.
         """
@@ -149,16 +182,16 @@ class Order:
             if inos:
                 return Victim(0, (inos.pop(),))
             del self._past[hour]
-        taken = self._take(incoming) if self.evictable else None
+        taken = self._take(used) if self.evictable else None
         if taken is None:
             return None
         key, ino = taken
         return Victim(key, self._groups.pop(key, (ino,)))
 
-    def _take(self, incoming: int | None) -> tuple[int, int] | None:
+    def _take(self, used: Callable[[int], int]) -> tuple[int, int] | None:
         while self._before:
             before = self._before[0]
-            taken = before.take(incoming)
+            taken = before.take()
             if taken is not None:
                 return taken
             key = next(iter(before), None)  # its policy never gives a member
@@ -166,7 +199,13 @@ class Order:
             if key is not None and ino is not None:
                 return key, ino
             del self._before[0]
-        return self.policy.take(incoming)
+        if self._late:
+            key, (ino, late) = next(iter(self._late.items()))
+            other = self.policy.value(next(iter(self.policy), 0))
+            if other is None or late < used(other):
+                del self._late[key]
+                return key, ino
+        return self.policy.take()
 
     def put_back(self, victim: Victim) -> None:
         """Put back a group that cannot go now: it is the next again, or nearly so."""
@@ -210,5 +249,5 @@ class Order:
         for hour in sorted(self._past):
             inos = self._past[hour]
             yield from reversed(inos) if hour == self._reversed else inos
-        for key in chain(*self._before, self.policy, self._held):
+        for key in chain(*self._before, self._late, self.policy, self._held):
             yield from self.members(key)
