@@ -36,7 +36,7 @@ from kvfs.settings import Settings
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODELS_SHOWN = 10  # rows
-NOTED = {"compression", "media", "quota_hard", "quota_soft"}  # settings with notes
+NOTED = {"compression", "eviction", "media", "quota_hard", "quota_soft"}  # settings with notes
 # Columns of estimated hit ratios, and the multiple of today's room that each is for.
 TIMES = {"at x1": "1", "x0.5": "0.5", "x2": "2", "x4": "4"}
 STEP = 0.1  # s between two looks at the rest of a dropped namespace

@@ -86,8 +86,18 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
             "bytes_left": size,
             "objects_left": objects,
             "stuck": stuck,
-            "too_large": mount.dispatcher.write_back.too_large,
             "displaced": mount.dispatcher.write_back.displaced,
+            "lost": lost(),
+        }
+
+    def lost() -> dict[str, Any]:
+        """Return what would be lost with RAM now. It is too little before the census is done."""
+        accounts = mount.ledger.accounts
+        return {
+            "objects": accounts.only_ram_objects,
+            "bytes": accounts.only_ram_bytes,
+            "too_large": mount.dispatcher.write_back.too_large,
+            "census_done": accounts.census_done.is_set(),
         }
 
     async def flush() -> dict[str, Any]:
@@ -173,16 +183,11 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
     async def discard_ram(*, on: bool, lasting: bool = False) -> dict[str, Any]:
         """Do not write back at the next unmount, if that comes soon or the order is lasting.
 
-        Returns the amount that would be lost. It is too little before the census is done.
+        Returns the amount that would be lost.
         """
         patience = float("inf") if lasting else DISCARD_PATIENCE
         mount.discard(time.monotonic() + patience if on else 0.0)
-        accounts = mount.ledger.accounts
-        return {
-            "objects": accounts.only_ram_objects,
-            "bytes": accounts.only_ram_bytes,
-            "census_done": accounts.census_done.is_set(),
-        }
+        return lost()
 
     return {
         **administration.handlers(mount.lifecycle),
