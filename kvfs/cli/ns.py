@@ -18,6 +18,7 @@ from kvfs.cli import (
     Group,
     assignments,
     completion,
+    disregard_lookups,
     give,
     human,
     json_option,
@@ -50,6 +51,7 @@ class Named:
     """
 
     def __init__(self, text: str) -> None:
+        disregard_lookups(text)
         mounted, path = kvfs_mounts(), runtime.canonical(text)
         here = str(path) in mounted or (len(mounted) > 1 and str(path.parent) in mounted)
         if os.sep in text or here:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from kvfs import failpoints
+from kvfs.control.client import DISREGARDED
 from kvfs.control.server import VerbHandler
 from kvfs.core.admin import administration
 from kvfs.core.admin.visitors import Pins, Usage
@@ -58,6 +59,11 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
     async def events(count: int = 0) -> dict[str, Any]:
         """Return the latest events, the oldest first: `kvfs.daemon.events`. 0: all of them."""
         return {"events": mount.events.listed()[-count:]}
+
+    async def disregard(process: int) -> dict[str, Any]:
+        """Count no lookup of the client as a miss for a while: it is a command of kvfs."""
+        mount.ledger.misses.disregard(process, DISREGARDED)
+        return {}
 
     async def change(**options: str) -> dict[str, Any]:
         """Change hot options. Raises ConfigError and changes nothing if one is refused.
@@ -194,6 +200,7 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
         "status": show,
         "stat": stat,
         "events": events,
+        "disregard": disregard,
         "set": change,
         "write_back": write_back,
         "flush": flush,
