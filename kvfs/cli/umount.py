@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from kvfs import mounts, runtime
-from kvfs.cli import human, kvfs_mount, mountpoint_argument, users
+from kvfs.cli import human, kvfs_mount, mountpoint_argument, printable, users
 from kvfs.cli.screen import moving
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -48,7 +48,8 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     entry = runtime.mount_at(mountpoint)
     keeper, lost = _keeper(mountpoint), None
     try:
-        if mounted and entry and not lazy and (names := users.blocking(entry)):
+        names = users.blocking(entry) if mounted and entry else ""
+        if names and not lazy:
             raise _busy(mountpoint, names)
         if keeper is not None and not now:
             lost = _write_back(mountpoint)
@@ -61,6 +62,13 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
             if keeper is not None and now:  # the mount goes on, and must not lose an object later
                 request(mountpoint, "discard_ram", on=False)
             raise
+        if names:
+            end = users.end_of_export(mountpoint) or "end these processes"
+            click.echo(
+                f"kvfs: {printable(mountpoint)} is detached, and still in use by {names}; before "
+                f"you mount again: {end}",
+                err=True,
+            )
         if lost and not now:  # else it is said when the daemon has ended
             _say_lost(lost)
         patience = NOW_S if now else EXIT_S
@@ -129,14 +137,14 @@ def _write_back(mountpoint: Path) -> dict[str, Any] | None:
                 break
             if why := found.get("stuck"):
                 raise KvfsError(
-                    f"{left} bytes are only in RAM, and {why}: repair that, or lose these bytes: "
+                    f"{human(left)} are only in RAM, and {why}: repair that, or lose these bytes: "
                     f"kvfs umount --now {mountpoint}"
                 )
             if least is None or left < least:
                 least, moved = left, time.monotonic()
             elif time.monotonic() - moved > STALLED_S:
                 raise KvfsError(
-                    f"{left} bytes are only in RAM, and none was saved in {STALLED_S:.0f} s: see "
+                    f"{human(left)} are only in RAM, and none was saved in {STALLED_S:.0f} s: see "
                     f"the log, or lose these bytes: kvfs umount --now {mountpoint}"
                 )
             total = max(total, left)
