@@ -315,6 +315,7 @@ class Mount:
                 await self.operations.release_unsent()
                 await self.operations.objects.sealing.mappings.end(lambda _: True)
             await self._save()
+            self.ledger.accounts.leave_estimate(self.dispatcher.admission.spent)
             if self.discards:
                 self._end_now()
             nursery.cancel_scope.cancel()

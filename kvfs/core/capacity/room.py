@@ -50,6 +50,7 @@ class Room:
         self.demoting = Demoting(self.ram, self.nvme, self.victims)
         # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
         self._nvme_is_full = False
+        self._stays: set[Tier] = set()  # those that are known to stay larger than their size
 
     def reserve(self, tier: Tier, wanted: int, twins: Twins = "evict_copy") -> Reservation | None:
         """Set room aside and evict the victims for it. No object that RAM alone holds is lost.
@@ -271,6 +272,19 @@ class Room:
             shrinking[tier] = Drops(drops.reason)
             if within:
                 del shrinking[tier]
+            elif tier not in self._stays and (why := self.excess(tier)):
+                self._stays.add(tier)
+                log.warning("the %s tier stays larger than its size: %s", tier.name, why)
+
+    def excess(self, tier: Tier) -> str:
+        """Why a tier stays larger than its size; "" if it does not."""
+        kept = self.ledger.accounts.kept_in(tier)
+        if kept <= tier.configured_capacity or not self.ledger.accounts.census_done.is_set():
+            return ""
+        return (
+            f"{human(kept)} stay, more than its size of {human(tier.configured_capacity)}: kvfs "
+            "evicts none of these objects"
+        )
 
     def _make_room_above(self, ram: RamTier) -> OpenObject | None:
         """As `make_room` in RAM, while NVMe below takes the objects that only RAM holds."""
