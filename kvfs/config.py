@@ -570,6 +570,8 @@ def _parse(options: str) -> tuple[dict[str, Any], tuple[str, ...]]:
             flags = {flag: None for flag in flags if FLAGS[flag] != word}
         else:
             name, equals, text = word.partition("=")
+            if name in {*FLAGS, *FLAGS.values()}:
+                raise ConfigError(f"option {word}: {name} takes no value: give {name} alone")
             if name in values:
                 raise ConfigError(f"option {name} is given twice: give it once")
             if not equals and OPTIONS.get(name) is SWITCH:

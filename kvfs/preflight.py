@@ -200,5 +200,7 @@ def _check_log(path: Path) -> None:
         good = not path.is_dir() and os.access(place, os.W_OK, effective_ids=True)
     except OSError as error:  # such as a name that is too long
         raise ConfigError(f"log={path}: {error.strerror}") from None
+    if not good and not place.exists():
+        raise ConfigError(f"log={path}: {place} does not exist; mkdir -p {place}")
     if not good:
         raise ConfigError(f"log={path}: expected a file that uid {os.geteuid()} may write")

@@ -38,7 +38,9 @@ class Templates:
         try:
             document = tomllib.loads(path.read_bytes().decode())
         except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from None
+            raise ConfigError(
+                f"namespaces={path}: {error.strerror}: give a TOML file that kvfs can read"
+            ) from None
         except (ValueError, RecursionError) as error:  # of TOML, with its place, or of UTF-8
             raise ConfigError(f"{path}: {error}") from None
         for name in document:

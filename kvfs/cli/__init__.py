@@ -12,6 +12,7 @@ import importlib
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,7 @@ import click
 from kvfs import __version__, runtime
 from kvfs.cli import completion
 from kvfs.control import of_another_user, unanswered
+from kvfs.control.client import DISREGARDED, request_within
 from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.units import human as human
 
@@ -44,6 +46,11 @@ GROUPS = {
     "Sizing": ("simulate", "replay"),
     "Other": ("setup", "version"),
 }
+INSTEAD = {  # of commands that kvfs does not have
+    "check": "run kvfs fsck",
+    "df": "run df MOUNTPOINT, or kvfs status",
+    "events": "read MOUNTPOINT/.kvfs/events",
+}
 COMMANDS = tuple(chain.from_iterable(GROUPS.values()))
 # A module with several commands has NAME_command in it; a single command is called `command`.
 _HOMES = {
@@ -52,6 +59,7 @@ _HOMES = {
 }
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EIO}  # of a disk, whatever file the user gave
 DEAD = {errno.ENOTCONN, errno.ECONNABORTED}  # of a mount whose daemon has died
+PATIENCE = 2.0  # s for an answer that the command can do without
 _PARTS = ("identity", "catalog", "objects")  # of an NVMe tier's directory
 
 
@@ -79,12 +87,18 @@ def _one_line() -> Iterator[None]:
     except click.exceptions.NoArgsIsHelpError:
         raise  # `kvfs` alone: its message is the help
     except click.UsageError as error:
-        where = error.ctx.command_path if error.ctx else "kvfs"
+        where = error.ctx.command_path if error.ctx else _command_path()
         raise BadInput(f"{error.format_message().rstrip('.')} (see {where} --help)") from error
     except ConfigError as error:
         raise BadInput(with_notes(error)) from error
     except KvfsError as error:
         raise Refusal(with_notes(error)) from error
+
+
+def _command_path() -> str:
+    """Return the command whose words are parsed, if click does not say it: `kvfs upgrade`."""
+    group = click.get_current_context(silent=True)
+    return f"{group.command_path} {group.invoked_subcommand or ''}".rstrip() if group else "kvfs"
 
 
 def with_notes(error: BaseException, text: str = "") -> str:
@@ -130,6 +144,7 @@ class Commands(Group):
         if not known and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], COMMANDS)
             cure = f"did you mean {' or '.join(near)}?" if near else "see kvfs --help"
+            cure = INSTEAD.get(args[0], cure)
             raise BadInput(f"no such command {args[0]!r}: {cure}")
         return super().resolve_command(ctx, args)
 
@@ -144,9 +159,41 @@ class Commands(Group):
                 )
 
 
+_disregarded: dict[str, float] = {}  # monotonic s of the next `disregard`, by mount point
+
+
+def disregard_lookups(path: str | os.PathLike[str]) -> None:
+    """Have the daemon of a path's mount count no lookup of this process as a miss for a while.
+
+    Call it before the path is followed. A mount that no symbolic link hides is found.
+    """
+    plain = os.path.abspath(path)
+    mount = runtime.kvfs_holding(Path(plain))
+    if mount is None or plain == mount.path or time.monotonic() < _disregarded.get(mount.path, 0):
+        return
+    _disregarded[mount.path] = time.monotonic() + DISREGARDED / 2
+    with contextlib.suppress(KvfsError):  # the command itself says that no daemon answers
+        request_within(Path(mount.path), PATIENCE, "disregard")
+
+
+class PathOnMount(click.Path):
+    """The path of a file or directory on a mount. click follows it before the command runs."""
+
+    def convert(
+        self,
+        value: "str | os.PathLike[str]",
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401 - click's own signature
+        """Return the path, and let no lookup of it be a miss."""
+        disregard_lookups(value)
+        return super().convert(value, param, ctx)
+
+
 def _canonical(_ctx: click.Context, _param: click.Parameter, value: str) -> Path:
     if not value:  # an unset variable in a script; it would mean the current directory
         raise click.BadParameter("the mount point is empty: expected a path")
+    disregard_lookups(value)
     return runtime.canonical(value)
 
 
@@ -295,6 +342,7 @@ def on_mount(path: str, *, follow: bool = True) -> MountInode:
     """
     if not path:  # an unset variable in a script; it would mean the current directory
         raise ConfigError("the path is empty: expected a path on a mount")
+    disregard_lookups(path)
     real = Path(os.path.realpath(path))
     if not follow and os.path.islink(path):
         real = Path(os.path.realpath(os.path.dirname(path) or "."), os.path.basename(path))

@@ -24,6 +24,7 @@ class Detached(NamedTuple):
     mountpoint: Path
     keeper: int  # the number of its process
     nvme: str = ""  # the directory of its NVMe tier; "" without one
+    device: str = ""  # of its file system, MAJOR:MINOR; "" if a keeper of an earlier version serves
 
     def refusal(self) -> ConfigError:
         """Return the error of a command: the reason why its daemon has not ended, and the cure."""
@@ -32,7 +33,10 @@ class Detached(NamedTuple):
                 f"{self.mountpoint} was detached while it was exported, and its kvfs (process "
                 f"{self.keeper}) serves it until the export ends; end it first: {stop}"
             )
-        files, copies = users.of_detached(), users.of_copies(self.mountpoint)
+        files, copies = (
+            users.of_detached(self.device),
+            users.of_copies(self.mountpoint, self.device),
+        )
         if copies and not files:
             return ConfigError(
                 f"{self.mountpoint} was unmounted here, and its kvfs (process {self.keeper}) "
@@ -41,8 +45,9 @@ class Detached(NamedTuple):
         also = f"; other mount namespaces have it, too, with {copies}" if copies else ""
         return ConfigError(
             f"{self.mountpoint} was detached, and its kvfs (process {self.keeper}) serves it until "
-            "all its files are closed and saved: end the processes that use it. Files of detached "
-            f"mounts are open in {files or users.UNSEEN}{also}"
+            "all its files are closed and saved: end the processes that use it. "
+            f"{'Its files' if self.device else 'Files of detached mounts'} are open in "
+            f"{files or users.UNSEEN}{also}"
         )
 
 
@@ -69,4 +74,5 @@ def _in(directories: list[Path]) -> Iterator[Detached]:
         except KvfsError:  # the directory of a mount that has ended, and of none that answers
             continue
         if not status.get("unmounted"):
-            yield Detached(mountpoint, status["keeper_pid"], config.get("nvme") or "")
+            nvme, device = config.get("nvme") or "", status.get("file_system", "")
+            yield Detached(mountpoint, status["keeper_pid"], nvme, device)

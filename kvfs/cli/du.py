@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from kvfs import runtime
-from kvfs.cli import give, human, json_option, on_mount
+from kvfs.cli import PathOnMount, give, human, json_option, on_mount
 from kvfs.cli.jobs import StartedJobs
 from kvfs.cli.screen import pairs, screen, table
 from kvfs.control import request
@@ -15,7 +15,7 @@ BY = ("tier", "namespace", "model")
 
 
 @click.command
-@click.argument("path", metavar="[PATH]", default=".", type=click.Path(readable=False))
+@click.argument("path", metavar="[PATH]", default=".", type=PathOnMount(readable=False))
 @click.option("--by", type=click.Choice(BY), help="Show one table only.")
 @click.option("--walk", is_flag=True, help="Look at each file, also for a whole mount.")
 @json_option

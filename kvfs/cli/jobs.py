@@ -17,6 +17,7 @@ import click
 from rich.progress import Progress
 
 from kvfs.cli import (
+    PathOnMount,
     completion,
     give,
     human,
@@ -130,7 +131,7 @@ def _reasons(why: Iterable[tuple[str, int]]) -> str:
 
 
 paths_argument = click.argument(
-    "paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(readable=False)
+    "paths", metavar="PATH...", nargs=-1, required=True, type=PathOnMount(readable=False)
 )
 
 

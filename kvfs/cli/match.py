@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from kvfs import matching, prefix
-from kvfs.cli import completion, give, human, json_option, unreachable
+from kvfs.cli import completion, disregard_lookups, give, human, json_option, unreachable
 from kvfs.cli.ns import Named
 from kvfs.cli.screen import pairs, screen
 from kvfs.errors import ConfigError, KvfsError
@@ -69,6 +69,7 @@ def _directory(namespace: str) -> Path:
     if os.sep not in namespace:
         named = Named(namespace)
         namespace = str(named.mountpoint / named.name)
+    disregard_lookups(namespace)
     path = Path(os.path.realpath(namespace))
     try:
         if not path.is_dir():

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import click
 
 from kvfs import runtime
-from kvfs.cli import completion, human, mountpoint_argument, printable
+from kvfs.cli import completion, excess, human, mountpoint_argument, printable
 from kvfs.cli.detached import Detached, detached
 from kvfs.config import FLAGS, OPTIONS, Config, option_words
 from kvfs.control import request, request_keeper
@@ -28,6 +29,7 @@ USAGE_ERROR = 2
 NOTICE_S = 1.0  # in which a daemon notices that it is unmounted
 EXIT_S = 60.0  # for a daemon that saves objects of RAM after that
 POLL_S = 0.1
+FIRST = {"lock", "lost+found"}  # names in a tier's directory before its first mount
 TMPFS = 0x01021994  # f_type of statfs(2): linux/magic.h
 
 
@@ -104,6 +106,7 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     _check_ended(mountpoint)
     if config.nvme is not None:
         _check_unused(config.nvme)
+    foreign = _foreign(config.nvme)
     fresh = "" if config.nvme is None or config.nvme.exists() else printable(config.nvme)
     if foreground:
         if fresh:
@@ -114,13 +117,22 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
         click.echo(
             f"kvfs: nvme={fresh} did not exist: the mount has made it, and it is empty", err=True
         )
+    if foreign and config.nvme is not None:
+        click.echo(
+            f"kvfs: nvme={printable(config.nvme)} has files that are not kvfs's own, such as "
+            f"{printable(foreign)}: kvfs leaves them there; was it meant?",
+            err=True,
+        )
     if config.nvme is not None and runtime.filesystem_magic(config.nvme) == TMPFS:
         click.echo(
             f"kvfs: nvme={printable(config.nvme)} is on a tmpfs, which is memory: a reboot loses "
             "it; give a directory of a disk",
             err=True,
         )
-    click.echo(_what_is_on(mountpoint))
+    status = request(mountpoint, "status")
+    for line in _excess(status["tiers"]):
+        click.echo(line, err=True)
+    click.echo(_what_is_on(mountpoint, status))
 
 
 def _check_ended(mountpoint: Path) -> None:
@@ -145,7 +157,7 @@ def _check_ended(mountpoint: Path) -> None:
             f"{mountpoint} was unmounted, and its kvfs (process {keeper}) has not saved all "
             f"objects of RAM in {EXIT_S:.0f} s: see the log, and mount again when it has ended"
         )
-    raise Detached(mountpoint, keeper).refusal()
+    raise Detached(mountpoint, keeper, device=status.get("file_system", "")).refusal()
 
 
 def _check_unused(nvme: Path) -> None:
@@ -225,8 +237,27 @@ def _death(keeper: "subprocess.Popen[str]", stderr: IO[bytes]) -> str:
     return f"the keeper {how} before it was ready: {lines[-1] if lines else 'it said nothing'}"
 
 
-def _what_is_on(mountpoint: Path) -> str:
-    status = request(mountpoint, "status")
+def _foreign(nvme: Path | None) -> str:
+    """Return a name in a directory that has never been an NVMe tier; "" if it has none.
+
+    The check of the mount comes later, and says why it cannot read a directory.
+    """
+    if nvme is None or not os.access(nvme, os.R_OK | os.X_OK, effective_ids=True):
+        return ""
+    names = os.listdir(nvme) if nvme.is_dir() else []
+    return "" if "identity" in names else min(set(names) - FIRST, default="")
+
+
+def _excess(tiers: dict[str, Any]) -> Iterator[str]:
+    """Yield what goes from a tier whose size is less than what it has: perhaps a mistyped one."""
+    for name, tier in tiers.items():
+        if began := tier.get("began"):
+            below = "s3" in tiers
+            for line in excess.lines(name, began, tier["capacity_bytes"], below=below):
+                yield f"kvfs: {line}"
+
+
+def _what_is_on(mountpoint: Path, status: dict[str, Any]) -> str:
     parts = [
         f"{name.replace('_', ' ')} {'on' if state['on'] else 'off (' + state['why'] + ')'}"
         for name in ("passthrough", "huge_pages")

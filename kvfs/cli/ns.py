@@ -18,6 +18,7 @@ from kvfs.cli import (
     Group,
     assignments,
     completion,
+    disregard_lookups,
     give,
     human,
     json_option,
@@ -36,7 +37,7 @@ from kvfs.settings import Settings
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 MODELS_SHOWN = 10  # rows
-NOTED = {"compression", "media", "quota_hard", "quota_soft"}  # settings with notes
+NOTED = {"compression", "eviction", "media", "quota_hard", "quota_soft"}  # settings with notes
 # Columns of estimated hit ratios, and the multiple of today's room that each is for.
 TIMES = {"at x1": "1", "x0.5": "0.5", "x2": "2", "x4": "4"}
 STEP = 0.1  # s between two looks at the rest of a dropped namespace
@@ -50,6 +51,7 @@ class Named:
     """
 
     def __init__(self, text: str) -> None:
+        disregard_lookups(text)
         mounted, path = kvfs_mounts(), runtime.canonical(text)
         here = str(path) in mounted or (len(mounted) > 1 and str(path.parent) in mounted)
         if os.sep in text or here:

@@ -18,6 +18,7 @@ from kvfs import __version__, own_files, runtime
 from kvfs.cli import (
     assignments,
     completion,
+    excess,
     give,
     human,
     json_option,
@@ -189,10 +190,10 @@ def upgrade_command(mountpoint: Path, options: tuple[str, ...]) -> None:
 
 def change_by_upgrade(mountpoint: Path, before: Config, config: Config) -> None:
     """Let a daemon serve with other options. Print what changed, and what must go for it."""
-    excess = list(_excess(mountpoint, before, config))
+    gone = list(_excess(mountpoint, before, config))
     start_daemon(mountpoint, config)
     say_changes(list(changes(before.as_options(), config.as_options())))
-    for line in excess:
+    for line in gone:
         click.echo(line)
 
 
@@ -201,14 +202,11 @@ def _excess(mountpoint: Path, before: Config, config: Config) -> Iterator[str]:
     sizes = {"ram": (before.ram, config.ram), "nvme": (before.nvme_size, config.nvme_size)}
     smaller = {name: now for name, (was, now) in sizes.items() if now < was}
     tiers = request(mountpoint, "status")["tiers"] if smaller else {}
-    for name in smaller.keys() & tiers.keys():
-        used, over = tiers[name]["used_bytes"], tiers[name]["used_bytes"] - smaller[name]
-        if over > 0:
-            count = -(-tiers[name]["objects"] * over // used)
-            yield (
-                f"{name}: about {count} objects of {human(over)} go, as it has {human(used)}; the "
-                "log says how many were dropped"
-            )
+    names = list(tiers)  # the fastest first
+    for name in names:
+        if name in smaller:
+            below = name != names[-1]
+            yield from excess.lines(name, tiers[name], smaller[name], below=below)
 
 
 def present(mountpoint: Path) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvfs.cli import give, human, json_option, on_mount
+from kvfs.cli import PathOnMount, give, human, json_option, on_mount
 from kvfs.cli.screen import pairs, screen
 from kvfs.control import request
 
@@ -15,7 +15,7 @@ FEW = 8  # names in a line
 
 
 @click.command
-@click.argument("path", metavar="PATH", type=click.Path(readable=False))
+@click.argument("path", metavar="PATH", type=PathOnMount(readable=False))
 @json_option
 def command(path: str, *, as_json: bool) -> None:
     """Show where a file is and when kvfs will evict it.

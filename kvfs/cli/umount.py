@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from kvfs import mounts, runtime
-from kvfs.cli import human, kvfs_mount, mountpoint_argument, users
+from kvfs.cli import human, kvfs_mount, mountpoint_argument, printable, users
 from kvfs.cli.screen import moving
 from kvfs.control import request
 from kvfs.errors import ConfigError, ControlError, KvfsError
@@ -46,12 +46,13 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
     """
     mounted = _is_mounted(mountpoint, now=now)
     entry = runtime.mount_at(mountpoint)
-    keeper, lost, too_large = _keeper(mountpoint), None, 0
+    keeper, lost = _keeper(mountpoint), None
     try:
-        if mounted and entry and not lazy and (names := users.blocking(entry)):
+        names = users.blocking(entry) if mounted and entry else ""
+        if names and not lazy:
             raise _busy(mountpoint, names)
         if keeper is not None and not now:
-            too_large = _write_back(mountpoint)
+            lost = _write_back(mountpoint)
         if keeper is not None and now:
             lost = request(mountpoint, "discard_ram", on=True, lasting=lazy)
         try:
@@ -61,12 +62,15 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
             if keeper is not None and now:  # the mount goes on, and must not lose an object later
                 request(mountpoint, "discard_ram", on=False)
             raise
-        if too_large:
+        if names:
+            end = users.end_of_export(mountpoint) or "end these processes"
             click.echo(
-                f"kvfs: {too_large} objects are lost with RAM: they are too large for NVMe, see "
-                "the log",
+                f"kvfs: {printable(mountpoint)} is detached, and still in use by {names}; before "
+                f"you mount again: {end}",
                 err=True,
             )
+        if lost and not now:  # else it is said when the daemon has ended
+            _say_lost(lost)
         patience = NOW_S if now else EXIT_S
         if keeper is not None and not lazy and not select.select([keeper], [], [], patience)[0]:
             copies = users.of_copies(mountpoint, entry.device if entry else "")
@@ -79,8 +83,8 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
                 f"{mountpoint} is unmounted, but its daemon has not ended in {patience:.0f} s: "
                 f"{why}"
             )
-        if lost:  # a daemon of an earlier version says nothing
-            _say_lost(lost)
+        if lost and now and not _say_lost(lost):
+            click.echo("nothing was lost")
     finally:
         if keeper is not None:
             os.close(keeper)
@@ -117,10 +121,10 @@ def _keeper(mountpoint: Path) -> int | None:
         return None
 
 
-def _write_back(mountpoint: Path) -> int:
+def _write_back(mountpoint: Path) -> dict[str, Any] | None:
     """Poll until nothing is left to save; a bar shows it if that takes long enough to be read.
 
-    Returns the number of objects that are lost with RAM, because they are too large for NVMe.
+    Returns the objects that are lost with RAM; None: a daemon of an earlier version does not say.
     """
     with moving("writing back") as bar:
         task, total, least, before = None, 0, None, None
@@ -133,14 +137,14 @@ def _write_back(mountpoint: Path) -> int:
                 break
             if why := found.get("stuck"):
                 raise KvfsError(
-                    f"{left} bytes are only in RAM, and {why}: repair that, or lose these bytes: "
+                    f"{human(left)} are only in RAM, and {why}: repair that, or lose these bytes: "
                     f"kvfs umount --now {mountpoint}"
                 )
             if least is None or left < least:
                 least, moved = left, time.monotonic()
             elif time.monotonic() - moved > STALLED_S:
                 raise KvfsError(
-                    f"{left} bytes are only in RAM, and none was saved in {STALLED_S:.0f} s: see "
+                    f"{human(left)} are only in RAM, and none was saved in {STALLED_S:.0f} s: see "
                     f"the log, or lose these bytes: kvfs umount --now {mountpoint}"
                 )
             total = max(total, left)
@@ -154,19 +158,22 @@ def _write_back(mountpoint: Path) -> int:
             "larger nvme_size",
             err=True,
         )
-    return int(found.get("too_large", 0))
+    return found.get("lost")
 
 
-def _say_lost(lost: dict[str, Any]) -> None:
-    if lost["objects"] or not lost["census_done"]:
-        least = "" if lost["census_done"] else "at least "
-        click.echo(
-            f"kvfs: {least}{lost['objects']} objects ({human(lost['bytes'])}) are lost with RAM: "
-            "neither NVMe nor the bucket had them",
-            err=True,
-        )
-    else:
-        click.echo("nothing was lost")
+def _say_lost(lost: dict[str, Any]) -> bool:
+    """Print the objects that are lost with RAM, and return whether there may be any."""
+    if not lost["objects"] and lost["census_done"]:
+        return False
+    least = "" if lost["census_done"] else "at least "
+    large = lost.get("too_large", 0)  # a daemon of an earlier version does not say it
+    click.echo(
+        f"kvfs: {least}{lost['objects']} objects ({human(lost['bytes'])}) are lost with RAM: "
+        "neither NVMe nor the bucket had them"
+        + (f"; {large} of them are too large for NVMe, see the log" if large else ""),
+        err=True,
+    )
+    return True
 
 
 def _unmount(mountpoint: Path, *, lazy: bool) -> None:

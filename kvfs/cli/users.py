@@ -6,13 +6,14 @@ process that is not visible from here. It names no process of any kvfs: these ha
 private mounts. Not for ending a process.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
+from kvfs.mounts import device as device_of
 from kvfs.nfs.servers import Ganesha, KernelNfsServer
 from kvfs.runtime import FSTYPE, PROC, MountEntry, mounts, mounts_of
 
@@ -46,24 +47,31 @@ def blocking(mount: MountEntry) -> str:
     number = mount.number
 
     def blocks(process: Path) -> bool:
-        return any(_mount_number(link) == number for link in _inside(process, Path(mount.path)))
+        links = _inside(process, Path(mount.path))
+        return any(place.number == number for link in links if (place := _place(link)))
 
     above = (f"the mount on {one.path}" for one in mounts() if one.parent == number)
     return ", ".join([*sorted(_names(blocks)), *above])
 
 
-def of_detached() -> str:
-    """Name the processes with a file open on a detached mount, without saying on which one.
+def of_detached(device: str) -> str:
+    """Name the processes with something open on a detached mount: that of this file system.
 
-    Empty: there is none. A program may have files of another mount namespace open, so a mount of
-    any namespace is attached.
+    device: MAJOR:MINOR; "" for files of any detached mount. Empty: there is none. A program may
+    have files of another mount namespace open, so a mount of any namespace is attached.
     """
-    attached: set[str] = set()
+    attached: set[int] = set()
     for process in _namespaces():
-        attached |= _mount_ids(process)
+        attached |= _mount_numbers(process)
+
+    def on_it(link: Path) -> bool:
+        where = _target(link)
+        if not where.startswith("/") or _KERNELS.match(where) or not (place := _place(link)):
+            return False
+        return place.number not in attached and device in {"", place.device}
 
     def inside(process: Path) -> bool:
-        return bool(attached) and bool(_ids_of_files(process) - attached)
+        return bool(attached) and any(map(on_it, _links(process, device)))
 
     return ", ".join(sorted(_names(inside)))
 
@@ -127,45 +135,61 @@ def _runs_kvfs(process: Path) -> bool:
     return any(one == b"-m" and of.startswith(b"kvfs.") for one, of in pairwise(words))
 
 
+def _links(process: Path, device: str | None = None) -> Iterator[Path]:
+    """The links of a process to all that it has open, mapped, or as a directory of its own.
+
+    device: leave mappings out if none is of this file system: a process has hundreds of others.
+    """
+    yield from (process / "cwd", process / "root")
+    yield from _entries(process / "fd")
+    if device is None or _maps(process, device):
+        yield from _entries(process / "map_files")
+
+
+def _maps(process: Path, device: str) -> bool:
+    """Whether a process has a file of this file system mapped."""
+    if not device:
+        return False
+    major, minor = map(int, device.split(":"))
+    try:
+        return f" {major:02x}:{minor:02x} ".encode() in (process / "maps").read_bytes()
+    except OSError:  # it has ended meanwhile, or is another user's
+        return False
+
+
 def _inside(process: Path, mountpoint: Path) -> Iterator[Path]:
     """The links of a process that lead to a path on this mount point."""
-    links = [process / "cwd", process / "root", *_entries(process / "fd")]
-    for link in (*links, *_entries(process / "map_files")):
+    for link in _links(process):
         if (where := _target(link)) and Path(where).is_relative_to(mountpoint):
             yield link
 
 
-def _mount_number(link: Path) -> int:
-    """The number of the mount that a link of proc(5) leads to; 0 if this user may not know it."""
+class _Place(NamedTuple):
+    """The mount and the file system, MAJOR:MINOR, of an open file."""
+
+    number: int
+    device: str
+
+
+def _place(link: Path) -> _Place | None:
+    """The place that a link of proc(5) leads to; None if this user may not know it."""
     try:
         there = os.open(link, os.O_PATH | os.O_CLOEXEC)  # such a link asks no daemon for a name
     except OSError:  # it ended or was closed meanwhile, or is another user's
-        return 0
+        return None
     try:
         found = _MOUNT_ID.search((PROC / "self/fdinfo" / str(there)).read_text())
+        return _Place(int(found[1]), device_of(there)) if found else None
     finally:
         os.close(there)
-    return int(found[1]) if found else 0
 
 
-def _mount_ids(process: Path) -> set[str]:
+def _mount_numbers(process: Path) -> set[int]:
     """The numbers of the mounts in the namespace of a process."""
     try:
-        table = (process / "mountinfo").read_text(errors="replace").split("\n")[:-1]
+        return {one.number for one in mounts_of(process)}
     except OSError:  # it has ended meanwhile
         return set()
-    return {line.partition(" ")[0] for line in table}
-
-
-def _ids_of_files(process: Path) -> set[str]:
-    """The numbers of the mounts of a process's open files."""
-    found = set[str]()
-    for one in _entries(process / "fd"):
-        if (where := _target(one)).startswith("/") and not _KERNELS.match(where):
-            with contextlib.suppress(OSError):  # it is closed meanwhile, or is another user's
-                info = (process / "fdinfo" / one.name).read_text()
-                found.update(_MOUNT_ID.findall(info))
-    return found
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from kvfs.errors import ConfigError, ControlError
 
 PATIENCE = 30.0  # s that a client waits for an answer, and the daemon for a request
 TAKEOVER = 10.0  # s that a client waits for a daemon to take over from a dead one
+DISREGARDED = 60.0  # s in which the lookups of a command are no misses, from its last word on
 RETRY = 0.02  # s
 UNHEARD = (FileNotFoundError, ConnectionRefusedError)  # no process has taken the request
 
@@ -40,9 +41,22 @@ def request_within(
             return _ask(runtime.socket_path(mountpoint), left, verb, arguments, again=again)
         except OSError as error:
             again |= not isinstance(error, UNHEARD)
-            if not runtime.keeper_path(mountpoint).exists() or time.monotonic() > deadline:
+            if time.monotonic() > deadline or not _keeper_listens(mountpoint):
                 raise unanswered(mountpoint, error) from error
         time.sleep(RETRY)
+
+
+def _keeper_listens(mountpoint: Path) -> bool:
+    """Whether a keeper is there, which replaces a daemon that has died."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(0)
+        try:
+            connection.connect(str(runtime.keeper_path(mountpoint)))
+        except BlockingIOError:  # it has not accepted others yet
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def unanswered(mountpoint: Path, error: OSError) -> ConfigError | ControlError:

@@ -52,10 +52,21 @@ def asked(connection: Connected, line: bytes, verbs: Collection[str]) -> Control
 
 def check(connection: Connected) -> None:
     """Raises ConfigError for a peer that gets no answer."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(found)
+    _, user, _ = _credentials(connection)
     if user not in {0, os.geteuid()}:
         raise ConfigError(
             f"uid {user} may not ask this mount: expected root, or uid {os.geteuid()} that "
             "mounted it"
         )
+
+
+def process(connection: Connected) -> int:
+    """Return the number of the process that connected; 0: it is not visible from here."""
+    return _credentials(connection)[0]
+
+
+def _credentials(connection: Connected) -> tuple[int, int, int]:
+    """Return the process, the user and the group that connected."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, group = _CREDENTIALS.unpack(found)
+    return process, user, group

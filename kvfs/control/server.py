@@ -2,7 +2,8 @@
 
 Contract: `serve` runs in the daemon's loop; its handlers must not block. For any request a client
 gets one line with an answer or with a reason. A handler with a parameter `again` learns from it
-whether the request was made before, to a daemon that died without an answer.
+whether the request was made before, to a daemon that died without an answer. One with a parameter
+`process` gets the number of the client's process.
 """
 
 import inspect
@@ -99,8 +100,11 @@ async def _answer(
     try:
         verb, arguments, again = peer.asked(connection, line, handlers)
         handler = handlers[verb]
-        if again and "again" in inspect.signature(handler).parameters:
+        wanted = inspect.signature(handler).parameters
+        if again and "again" in wanted:
             handler = partial(handler, again=True)
+        if "process" in wanted:
+            handler = partial(handler, process=peer.process(connection))
         return await handler(**arguments)
     except CALLERS as error:
         return {"error": str(error), "invalid": True}

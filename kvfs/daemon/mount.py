@@ -322,6 +322,7 @@ class Mount:
                 await self.operations.release_unsent()
                 await self.operations.objects.sealing.mappings.end(lambda _: True)
             await self._save()
+            self.ledger.accounts.leave_estimate(self.dispatcher.admission.spent)
             if self.discards:
                 self._end_now()
             nursery.cancel_scope.cancel()
@@ -399,6 +400,19 @@ class Mount:
                 await self.dispatcher.write_back.drain()
                 if self.dispatcher.uploader is not None:
                     await self.dispatcher.uploader.drain()
+        if not self.discards and self.ledger.accounts.only_ram_objects:
+            self._say_lost("unmounted")
+
+    def _say_lost(self, how: str) -> None:
+        """Log the objects that only RAM has at the end of the mount."""
+        accounts = self.ledger.accounts
+        log.info(
+            "%s: %s: %s%d objects (%s) are lost with RAM: neither NVMe nor the bucket had them",
+            *(self.config.mountpoint, how),
+            "" if accounts.census_done.is_set() else "at least ",
+            accounts.only_ram_objects,
+            human(accounts.only_ram_bytes),
+        )
 
     def _end_now(self) -> None:
         """End without waiting for a mover or a disk: the keeper kills this process soon.
@@ -412,15 +426,7 @@ class Mount:
             worker.kill()
         if jobs := self.dispatcher.jobs:
             log.info("%s: %d jobs of movers are given up", self.config.mountpoint, jobs)
-        accounts = self.ledger.accounts
-        log.info(
-            "%s: unmounted with --now: %s%d objects (%s) are lost with RAM: neither NVMe nor the "
-            "bucket had them",
-            self.config.mountpoint,
-            "" if accounts.census_done.is_set() else "at least ",
-            accounts.only_ram_objects,
-            human(accounts.only_ram_bytes),
-        )
+        self._say_lost("unmounted with --now")
         self.close(ended=True, patience=SYNC_NOW)
         log.info("%s: ended", self.config.mountpoint)
         with suppress(Closed, BlockingIOError):

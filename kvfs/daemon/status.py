@@ -125,8 +125,13 @@ def status(mount: Mount) -> dict[str, Any]:
             tier.name: {
                 **_held(
                     *(tier, tier.root, tier.capacity, tier.reserved),
-                    why="; ".join(filter(None, (tier.health.why, tier.shortage))),
+                    why="; ".join(
+                        filter(None, (tier.health.why, tier.shortage, mount.room.excess(tier)))
+                    ),
                 ),
+                "kept_bytes": ledger.accounts.kept_in(tier),
+                "doubled_bytes": ledger.accounts.doubled_bytes,
+                **({"began": began} if (began := ledger.accounts.began.get(tier)) else {}),
                 **(tier.counters if tier is ledger.tiers.nvme else {}),
             }
             for tier in ledger.tiers.local

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from kvfs import failpoints
+from kvfs.control.client import DISREGARDED
 from kvfs.control.server import VerbHandler
 from kvfs.core.admin import administration
 from kvfs.core.admin.visitors import Pins, Usage
@@ -60,6 +61,11 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
         """Return the latest events, the oldest first: `kvfs.daemon.events`. 0: all of them."""
         return {"events": mount.events.listed()[-count:]}
 
+    async def disregard(process: int) -> dict[str, Any]:
+        """Count no lookup of the client as a miss for a while: it is a command of kvfs."""
+        mount.ledger.misses.disregard(process, DISREGARDED)
+        return {}
+
     async def change(**options: str) -> dict[str, Any]:
         """Change hot options. Raises ConfigError and changes nothing if one is refused.
 
@@ -87,8 +93,18 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
             "bytes_left": size,
             "objects_left": objects,
             "stuck": stuck,
-            "too_large": mount.dispatcher.write_back.too_large,
             "displaced": mount.dispatcher.write_back.displaced,
+            "lost": lost(),
+        }
+
+    def lost() -> dict[str, Any]:
+        """Return what would be lost with RAM now. It is too little before the census is done."""
+        accounts = mount.ledger.accounts
+        return {
+            "objects": accounts.only_ram_objects,
+            "bytes": accounts.only_ram_bytes,
+            "too_large": mount.dispatcher.write_back.too_large,
+            "census_done": accounts.census_done.is_set(),
         }
 
     async def flush() -> dict[str, Any]:
@@ -174,22 +190,18 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
     async def discard_ram(*, on: bool, lasting: bool = False) -> dict[str, Any]:
         """Do not write back at the next unmount, if that comes soon or the order is lasting.
 
-        Returns the amount that would be lost. It is too little before the census is done.
+        Returns the amount that would be lost.
         """
         patience = float("inf") if lasting else DISCARD_PATIENCE
         mount.discard(time.monotonic() + patience if on else 0.0)
-        accounts = mount.ledger.accounts
-        return {
-            "objects": accounts.only_ram_objects,
-            "bytes": accounts.only_ram_bytes,
-            "census_done": accounts.census_done.is_set(),
-        }
+        return lost()
 
     return {
         **administration.handlers(mount.lifecycle),
         "status": show,
         "stat": stat,
         "events": events,
+        "disregard": disregard,
         "set": change,
         "write_back": write_back,
         "flush": flush,

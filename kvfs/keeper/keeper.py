@@ -58,6 +58,7 @@ class Keeper:
         self.notify = Notify()
         self.takeovers = 0
         self.device = -1
+        self.file_system = ""  # MAJOR:MINOR, by which others recognise files of this mount
         self.daemon: Process | None = None
         self.standby: Process | None = None
         self._stderr = stderr
@@ -123,6 +124,8 @@ class Keeper:
             self.device = device.mount(
                 self.mountpoint, config["mount_flags"], allow_other=config["allow_other"]
             )
+            mounted = runtime.mount_at(self.mountpoint)
+            self.file_system = mounted.device if mounted else ""
         process.tell("device", descriptor=self.device)
         ready = process.expect("ready", deadline - self.clock.now())
         self.takeovers += takeover
@@ -336,6 +339,7 @@ class Keeper:
             "standby_pid": self.standby.pid if self.standby else 0,
             "standby_loaded": self.standby is not None and "loaded" in self.standby.last_messages,
             "takeovers": self.takeovers,
+            "file_system": self.file_system,
             "unmounted": self.daemon is not None and "unmounted" in self.daemon.last_messages,
         }
 

@@ -69,6 +69,37 @@ def run(*words: str | Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
+def test_a_lazy_unmount_names_the_processes_that_still_use_the_mount(kv: Mounted) -> None:
+    with (kv.path / "file").open("wb"):
+        done = run("umount", "--lazy", kv.path)
+    assert done.returncode == 0
+    assert f"{kv.path} is detached, and still in use by " in done.stderr
+    assert f"({os.getpid()})" in done.stderr
+    assert "end these processes" in done.stderr
+    wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+
+
+def test_each_detached_mount_names_its_own_processes(mount: Mount) -> None:
+    """Also a process that has only its working directory there, and none of a dead mount."""
+    made = {name: mount("ram=64M", name) for name in ("first", "second", "dead")}
+    users = {}
+    for name, kv in made.items():
+        (kv.path / "folder").mkdir()
+        users[name] = subprocess.Popen(["sleep", "600"], cwd=kv.path / "folder")
+    try:
+        made["dead"].kill()
+        for name in ("first", "second"):
+            assert f"({users[name].pid})" in run("umount", "--lazy", made[name].path).stderr
+        for name in ("first", "second"):
+            told = run("status", made[name].path).stderr
+            found = re.findall(r"Its files are open in sleep \((\d+)\)$", told, re.MULTILINE)
+            assert found == [str(users[name].pid)], told
+    finally:
+        for user in users.values():
+            user.kill()
+            user.wait()
+
+
 def test_a_detached_mount_is_told_by_all_that_show_mounts(kv: Mounted, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

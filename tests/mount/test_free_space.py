@@ -311,7 +311,7 @@ def test_one_file_gets_the_room_of_one_tier(mount: Mount) -> None:
     kv.expect_log("'large/one' is cut off")
     assert not write_one(space / "one", 200 * MIB)
     line = next(line for line in kv.log.read_text().splitlines() if "is cut off" in line)
-    assert "nvme has 201326592: it needs a larger tier" in line
+    assert "nvme has 192.0 MiB: it needs a larger tier" in line
     kv.idle()
     assert write_one(space / "one", 180 * MIB)
     kv.idle()

@@ -179,6 +179,29 @@ def test_what_is_no_block_is_no_miss(mount: Mount, fast: str) -> None:
 
 
 @pytest.mark.parametrize("fast", ["on", "off"])
+def test_a_command_of_kvfs_counts_no_miss(mount: Mount, fast: str) -> None:
+    kv = mount(f"{OPTIONS},fast_open={fast}")
+    space = engine(kv)
+    for parent in (kv.path, space):
+        for words in (
+            ("stat",),
+            ("evict",),
+            ("pin",),
+            ("warm",),
+            ("du",),
+            ("ns", "show"),
+            ("status",),
+        ):
+            done = subprocess.run(
+                [*KVFS, *words, str(parent / "absent")], capture_output=True, check=False
+            )
+            assert done.returncode == 2 or words == ("status",), done
+    assert not (space / "missing").exists()
+    misses(kv, 1)
+    assert counted(kv, "misses", ".") == 0
+
+
+@pytest.mark.parametrize("fast", ["on", "off"])
 def test_each_lookup_in_vain_counts(mount: Mount, fast: str) -> None:
     kv = mount(f"{OPTIONS},fast_open={fast}")
     space = engine(kv)

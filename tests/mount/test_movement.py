@@ -275,7 +275,7 @@ def test_an_unmount_says_why_nvme_takes_no_more(small_disk: Path, mount: Mount) 
     command = [*KVFS, "umount", str(kv.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 1
-    assert "bytes are only in RAM, and NVMe takes none (nothing is demoted: " in done.stderr
+    assert "iB are only in RAM, and NVMe takes none (nothing is demoted: " in done.stderr
     (small_disk / "foreign").unlink()
     assert [digest(kv, number) for number in range(5)] == digests
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvfs import runtime
+from kvfs.control import request
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 
@@ -158,6 +159,72 @@ def told(kv: Mounted) -> int:
     """The objects that went for smaller tiers, by the log."""
     line = r"began with more than .*, and kvfs dropped (\d+) objects of \1\.0 MiB for that"
     return sum(map(int, re.findall(line, kv.log.read_text())))
+
+
+def test_an_upgrade_tells_copies_that_go_from_objects_that_go(mount: Mount) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+    for number in range(12):
+        (kv.path / str(number)).write_bytes(b"x" * (4 * MIB))
+    wait_for(lambda: not request(kv.path, "write_back")["bytes_left"], "all is on NVMe")
+    kv.idle()
+    lines = run("upgrade", kv.path, "-o", "ram=32M").stdout.splitlines()
+    assert re.fullmatch(
+        r"ram: the copies of about \d objects of \d+.0 MiB go, as it has 4\d.0 MiB; nvme keeps "
+        "them",
+        "\n".join(lines[2:]),
+    )
+    wait_for(lambda: kv.idle()["tiers"]["ram"]["used_bytes"] <= 32 * MIB, "RAM has its size")
+    assert kv.counter("dropped") == 0
+
+
+def test_a_smaller_tier_says_what_stays(mount: Mount) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+    assert run("ns", "create", kv.path / "kept", "eviction=never").returncode == 0
+    for number in range(12):
+        (kv.path / "kept" / str(number)).write_bytes(b"x" * (4 * MIB))
+    wait_for(lambda: not request(kv.path, "write_back")["bytes_left"], "all is on NVMe")
+    kv.idle()
+    kv.expect_log("the nvme tier stays larger than its size: 48.0 MiB stay")
+    stays = "48.0 MiB stay, more than its size of 32.0 MiB: kvfs evicts none of these objects"
+    lines = run("upgrade", kv.path, "-o", "nvme_size=32M").stdout.splitlines()
+    assert lines[2:] == [f"nvme: {stays}"]
+    wait_for(lambda: stays in kv.status()["tiers"]["nvme"]["why"], "the status says it")
+    assert kv.umount() == ""
+    again = ["-o", f"ram=64M,nvme={kv.path.parent}/nvme,nvme_size=32M,log={kv.log}"]
+    done = run("mount", kv.path, *again)
+    assert (done.returncode, done.stderr) == (0, f"kvfs: nvme: {stays}\n")
+    wait_for(lambda: stays in kv.status()["tiers"]["nvme"]["why"], "the status says it")
+    assert len(list((kv.path / "kept").iterdir())) == 12
+
+
+def test_a_mount_on_a_directory_with_other_files_names_one(mount: Mount, tmp_path: Path) -> None:
+    kv = mount("ram=64M")
+    kv.umount()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    options = f"ram=64M,nvme={tmp_path}/mine,nvme_size=64M,log={kv.log}"
+    told = "has files that are not kvfs's own, such as thesis.tex"
+    assert told in run("mount", kv.path, "-o", options).stderr
+    kv.umount()
+    assert run("mount", kv.path, "-o", options).stderr == ""
+
+
+def test_a_mount_with_a_smaller_nvme_says_what_goes(mount: Mount) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
+    for number in range(12):
+        (kv.path / str(number)).write_bytes(b"x" * (4 * MIB))
+    wait_for(lambda: not request(kv.path, "write_back")["bytes_left"], "all is on NVMe")
+    kv.idle()
+    kv.umount()
+    again = ["-o", f"ram=64M,nvme={kv.path.parent}/nvme,nvme_size=32M,log={kv.log}"]
+    done = run("mount", kv.path, *again)
+    assert done.returncode == 0
+    assert re.fullmatch(
+        r"kvfs: nvme: about 4 objects of 16\.\d MiB go, as it has 48\.\d MiB; the log says how "
+        r"many were dropped\n",
+        done.stderr,
+    )
+    wait_for(lambda: "kvfs dropped" in kv.log.read_text(), "a line of the log")
 
 
 # remount

@@ -117,6 +117,30 @@ def test_umount_now_loses_objects_only_in_ram_and_no_others(kv: Mounted) -> None
     assert kv.umount("--now") == "nothing was lost\n"
 
 
+@pytest.mark.parametrize("command", ["kvfs", "umount"])
+def test_an_unmount_says_what_media_ram_loses(kv: Mounted, command: str) -> None:
+    """The log says it, and so does the command of kvfs."""
+    settings = ["media=ram", "eviction=never"]
+    made = [*KVFS, "ns", "create", str(kv.path / "r"), *settings]
+    hint = subprocess.run(made, capture_output=True, text=True, check=True).stderr
+    assert "media=ram: each unmount loses its objects, although eviction=never" in hint
+    for number in range(3):
+        (kv.path / "r" / f"{number}").write_bytes(b"abc")
+    (kv.path / "saved").write_bytes(b"abc")
+    kv.idle()
+    lost = "3 objects (9 B) are lost with RAM: neither NVMe nor the bucket had them"
+    if command == "kvfs":
+        assert kv.umount() == f"kvfs: {lost}\n"
+    else:
+        subprocess.run(["umount", kv.path], check=True)
+        wait_for(lambda: not alive(kv.keeper), "the keeper ends")
+    assert f"{kv.path}: unmounted: {lost}" in kv.log.read_text()
+    kv.mount()
+    assert (os.listdir(kv.path / "r"), (kv.path / "saved").read_bytes()) == ([], b"abc")
+    assert kv.idle()["census_done"]
+    assert kv.umount() == ""
+
+
 def test_the_systems_own_umount_writes_back_too(kv: Mounted) -> None:
     digests = fill(kv, 4, 8 * MIB)
     subprocess.run(["umount", kv.path], check=True)

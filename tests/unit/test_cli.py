@@ -143,6 +143,10 @@ def daemon() -> Iterator["subprocess.Popen[bytes]"]:
     ("arguments", "words"),
     [
         (["frobnicate"], "no such command"),
+        (["check"], "no such command 'check': run kvfs fsck"),
+        (["events"], "read MOUNTPOINT/.kvfs/events"),
+        (["df"], "run df MOUNTPOINT"),
+        (["upgrade", "/mnt/kv", "-o"], "(see kvfs upgrade --help)"),
         (["--frobnicate"], "No such option"),
         (["mount"], "Missing argument 'MOUNTPOINT' (see kvfs mount --help)"),
         (["mount", ""], "the mount point is empty"),
@@ -344,7 +348,7 @@ def test_an_unmount_that_cannot_save_leaves_the_mount(
     monkeypatch.setattr(umount_command, "request", answers([], daemon.pid, iter([5, 5, 5])))
     monkeypatch.setattr(umount_command, "POLL_S", 0)
     monkeypatch.setattr(umount_command, "STALLED_S", -1)
-    assert_refused(kvfs("umount", dead_mount), "5 bytes are only in RAM", code=1)
+    assert_refused(kvfs("umount", dead_mount), "5 B are only in RAM", code=1)
     assert runtime.mount_at(dead_mount)
 
 

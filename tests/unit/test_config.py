@@ -308,6 +308,8 @@ def test_every_option_is_described() -> None:
         ("nvmesize=2G", "did you mean nvme_size"),
         ("noatim", "did you mean noatime"),
         ("frobnicate", "unknown option 'frobnicate'; there are ram, nvme"),
+        ("ro=1", "option ro=1: ro takes no value: give ro alone"),
+        ("rw=1", "option rw=1: rw takes no value: give rw alone"),
         ("mount_flags=ro", "unknown option 'mount_flags'"),
         ("=1", "unknown option ''"),
         ("ram", "option ram=: expected a size"),
@@ -520,6 +522,11 @@ def test_a_tier_without_permission_to_write_is_refused(nobody: Path) -> None:
         Config.from_options(Path("/usr"), f"nvme={nobody}/tier,nvme_size=16M").check()
     with pytest.raises(ConfigError, match=f"log={nobody}/log: expected a file that uid 65534"):
         Config.from_options(Path("/usr"), f"ram=16M,log={nobody}/log").check()
+
+
+def test_a_log_in_a_missing_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{tmp_path}/no does not exist; mkdir -p {tmp_path}/no"):
+        Config.from_options(Path("/usr"), f"ram=16M,log={tmp_path}/no/log").check()
 
 
 def test_a_tier_and_its_mount_must_be_apart(mountpoint: Path, tmp_path: Path) -> None:

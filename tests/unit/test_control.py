@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -204,8 +205,10 @@ def test_the_next_daemon_is_told_that_it_is_asked_again(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the dead one can have heard it; and only a handler that wants to know."""
-    (tmp_path / "keeper").touch()
     monkeypatch.setattr(runtime, "keeper_path", lambda _mountpoint: tmp_path / "keeper")
+    keeper = socket.socket(socket.AF_UNIX)
+    keeper.bind(str(tmp_path / "keeper"))
+    keeper.listen()
 
     async def dies(*, hears: bool) -> None:
         listening = trio.socket.socket(socket.AF_UNIX)
@@ -234,7 +237,22 @@ def test_the_next_daemon_is_told_that_it_is_asked_again(
                 assert await ask(verb) == expected
                 nursery.cancel_scope.cancel()
 
-    trio.run(main)
+    with keeper:
+        trio.run(main)
+
+
+def test_a_client_of_a_dead_mount_does_not_wait(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sockets are there, and nobody listens: no keeper will replace the daemon."""
+    keeper = path.with_name("keeper")
+    monkeypatch.setattr(runtime, "keeper_path", lambda _mountpoint: keeper)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: pytest.fail("it waits"))
+    for one in (path, keeper):
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(one))
+    with pytest.raises(ControlError, match="Connection refused"):
+        request(MOUNTPOINT, "echo")
 
 
 # Without a daemon

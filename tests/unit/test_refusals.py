@@ -138,7 +138,7 @@ def test_cut_off_files_of_one_cause_are_told_once(
         made.namespace("a", quota_hard="3M")
         await cut(b"a/0")
         (line,) = told()
-        assert line.startswith("'a/0' is cut off: it takes 4194304 bytes")
+        assert line.startswith("'a/0' is cut off: it takes 4.0 MiB")
         assert line.endswith(f"; its writer's close fails {PER_CAUSE}")
         await cut(b"a/1")
         assert told() == []

@@ -293,14 +293,15 @@ def _too_much(held: OpenObject, taken: int) -> KvfsError | None:
         )
     if taken > held.tier.configured_capacity:
         return NoSpaceError(
-            f"it takes {taken} bytes, {held.tier.name} has {held.tier.configured_capacity}: it "
-            "needs a larger tier",
+            f"it takes {human(taken)}, {held.tier.name} has "
+            f"{human(held.tier.configured_capacity)}: it needs a larger tier",
             because="a large file",
         )
     quota = 0 if held.space is None else held.space.settings.quota_hard
     if 0 < quota < taken:
         return QuotaError(
-            f"it takes {taken} bytes, its namespace may have {quota}: it needs a larger quota_hard",
+            f"it takes {human(taken)}, its namespace may have {human(quota)}: it needs a larger "
+            "quota_hard",
             because="a large file",
         )
     return None

@@ -280,10 +280,10 @@ class Placement:
         local = self.ledger.tiers.local
         tiers = [t for t in local if cost > t.configured_capacity and namespace.takes(t)]
         if tiers and not any(t not in tiers and namespace.takes(t) for t in local):
-            sizes = " and ".join(f"{tier.name} {tier.configured_capacity}" for tier in tiers)
-            return NoSpaceError(f"it takes {cost} bytes, its tiers have {sizes}")
+            sizes = " and ".join(f"{one.name} {human(one.configured_capacity)}" for one in tiers)
+            return NoSpaceError(f"it takes {human(cost)}, its tiers have {sizes}")
         if 0 < quota < cost:
-            return QuotaError(f"it takes {cost} bytes, its namespace may have {quota}")
+            return QuotaError(f"it takes {human(cost)}, its namespace may have {human(quota)}")
         return None
 
     def _homeless(self, namespace: Namespace) -> NoSpaceError:

@@ -149,7 +149,8 @@ def held_room(
         whys.append("bucket")
         named.append("bucket")
     held = f"the room is held: {', '.join(found)}" if found else ""
-    cures = _cures(named, name, "give a larger tier")
+    size = "ram" if tiers == [ledger.tiers.ram] else "nvme_size"
+    cures = _cures(named, name, f"give a larger tier: kvfs upgrade MOUNT -o {size}=")
     return HeldRoom(frozenset(whys), "; ".join(filter(None, (held, cures))))
 
 

@@ -59,6 +59,7 @@ class Room:
         # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
         self._nvme_is_full = False
         self._shrunk = 0  # objects that smaller tiers had dropped at the last look
+        self._stays: set[Tier] = set()  # those that are known to stay larger than their size
         self._ram_lacks_until = -math.inf  # trio's time
 
     def note_ram_lacks(self) -> None:
@@ -308,6 +309,20 @@ class Room:
             )
         accounts.shrunk, self._shrunk = Drops(drops.reason), 0
         accounts.shrinking = beyond
+        for tier in beyond:
+            if tier not in self._stays and (why := self.excess(tier)):
+                self._stays.add(tier)
+                log.warning("the %s tier stays larger than its size: %s", tier.name, why)
+
+    def excess(self, tier: Tier) -> str:
+        """Why a tier stays larger than its size; "" if it does not."""
+        kept = self.ledger.accounts.kept_in(tier)
+        if kept <= tier.configured_capacity or not self.ledger.accounts.census_done.is_set():
+            return ""
+        return (
+            f"{human(kept)} stay, more than its size of {human(tier.configured_capacity)}: kvfs "
+            "evicts none of these objects"
+        )
 
     def _make_room_above(self, ram: RamTier) -> OpenObject | None:
         """As `make_room` in RAM, while NVMe below takes the objects that only RAM holds."""

@@ -22,6 +22,7 @@ from kvfs.tiers import Tier
 
 # A fact of the catalog: used bytes of NVMe, at most a second older than the last change.
 NVME_USED = "nvme_used"
+NVME_KEPT = "nvme_kept"  # a fact: objects on NVMe, and the bytes of those that kvfs never evicts
 NVME_WRITTEN = "nvme_written"  # a fact of the catalog: a day, and the bytes written to NVMe on it
 HOUR = 3600 * 10**9  # ns
 
@@ -54,6 +55,8 @@ class Accounts:
         # Tiers that began with more than their size, until they are within it: `Room.shrink`.
         self.shrinking: list[Tier] = []
         self.shrunk = Drops("shrunk")  # what goes for that
+        # By tier that began with more than its size: what it had, as the last mount noted it.
+        self.began: dict[Tier, dict[str, int]] = {}
         self._counted_early: set[int] = set()  # inodes accounted before the census reached them
 
     @property
@@ -254,6 +257,21 @@ class Accounts:
             # Else its size is known at the end of the census.
             if not nvme.capacity_excludes_objects and nvme.uncounted > nvme.configured_capacity:
                 self.shrinking.append(nvme)
+                objects, kept = self._noted_on_nvme()
+                self.began[nvme] = {
+                    "used_bytes": nvme.uncounted,
+                    "objects": objects,
+                    "kept_bytes": kept,
+                }
+
+    def _noted_on_nvme(self) -> tuple[int, int]:
+        """The objects on NVMe, and the bytes that kvfs never evicts, as the last mount noted."""
+        objects, _, kept = (self.catalog.fact(NVME_KEPT) or "0 0").partition(" ")
+        return int(objects), int(kept)
+
+    def kept_in(self, tier: Tier) -> int:
+        """Bytes of a tier that its objects keep, because kvfs evicts none of them."""
+        return sum(space.kept([tier]) for space in self.namespaces.everything())
 
     def nvme_written(self) -> tuple[int, int]:
         """The day (since 1970) of the last estimate, and the bytes written to NVMe on it."""
@@ -268,5 +286,7 @@ class Accounts:
         """
         if not self.tiers.nvme.mounted or not self.census_done.is_set():
             return
-        self.catalog.carried[NVME_USED] = str(self.tiers.nvme.used + self.tiers.nvme.reserved)
+        nvme = self.tiers.nvme
+        self.catalog.carried[NVME_USED] = str(nvme.used + nvme.reserved)
+        self.catalog.carried[NVME_KEPT] = f"{nvme.objects} {self.kept_in(nvme)}"
         self.catalog.carried[NVME_WRITTEN] = f"{written[0]} {written[1]}"

@@ -8,6 +8,7 @@ Contract: a lookup of an absent name is a miss of its directory's namespace. The
   more. If the thread's first two lookups in vain are of one name, the second is none. If an
   operation makes the name next, the second was the one for it. Nothing tells whether the kernel
   still had the name: then a thread that opens it again within LATE loses that one miss.
+- Lookups of a process that `disregard` names: the commands of kvfs only look.
 - Names that a connector renames later, and names with a dot at the beginning that no connector
   makes.
 
@@ -70,11 +71,17 @@ class Misses:
         self._waiting: dict[tuple[int, bytes], _Lookups] = {}
         # By thread: the lookup in vain that came first after its ESTALE; directory 0: none came.
         self._refused: dict[int, AbsentLookup] = {}
+        self._disregarded: dict[int, int] = {}  # by process: monotonic ns until which it only looks
 
     def looked_up(self, directory: int, name: bytes, thread: int = 0) -> None:
         """Note that the daemon has answered a lookup of an absent name."""
         self._take_lookups()
         self._note(AbsentLookup(directory, name, time.monotonic_ns(), thread))
+
+    def disregard(self, process: int, seconds: float) -> None:
+        """Count no lookup that the main thread of a process makes within this time."""
+        self._take_lookups()
+        self._disregarded[process] = time.monotonic_ns() + int(seconds * 1e9)
 
     def refused(self, thread: int) -> None:
         """Note that a request of a thread gets ESTALE: it will look the name up again."""
@@ -114,6 +121,8 @@ class Misses:
         """Count lookups that are older than `late`. Return whether there may be more of them."""
         self._take_lookups()
         before = time.monotonic_ns() - late
+        for process in [one for one, until in self._disregarded.items() if until <= before]:
+            del self._disregarded[process]
         for thread in [one.thread for one in self._refused.values() if one.at <= before]:
             del self._refused[thread]
         for (directory, name), lookups in list(islice(self._waiting.items(), AT_ONCE)):
@@ -142,7 +151,9 @@ class Misses:
         return False
 
     def _note(self, lookup: AbsentLookup) -> None:
-        directory, name, at, _ = lookup
+        directory, name, at, thread = lookup
+        if self._disregarded.get(thread, 0) > at:
+            return
         if self._refused and self._is_again(lookup):
             self._waiting[directory, name].again = True
             return

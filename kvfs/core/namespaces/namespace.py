@@ -372,7 +372,8 @@ class Namespace:
     def note(self, tiers: Iterable[Tier]) -> str:
         """Notes for people on settings that do less than they say; "" if there are none."""
         tiers = list(tiers)
-        return "; ".join(filter(None, (self._note_quota(tiers), self._note_compression(tiers))))
+        notes = (self._note_quota(tiers), self._note_compression(tiers), self._note_media())
+        return "; ".join(filter(None, notes))
 
     def _note_quota(self, tiers: list[Tier]) -> str:
         room = sum(tier.configured_capacity for tier in tiers if self.takes(tier))
@@ -385,6 +386,12 @@ class Namespace:
             )
             if quota > room
         )
+
+    def _note_media(self) -> str:
+        if set(self.settings.media) != {"ram"}:
+            return ""
+        although = ", although eviction=never" if self.settings.eviction == "never" else ""
+        return f"media=ram: each unmount loses its objects{although}"
 
     def _note_compression(self, tiers: list[Tier]) -> str:
         if self.settings.compression != "nvme":
