@@ -54,6 +54,7 @@ class Nobody:
 
     daemon = standby = None
     takeovers = 0
+    file_system = ""
 
     _status = Keeper._status
 

@@ -281,7 +281,7 @@ def test_a_directory_without_a_name_of_the_users(file: Path, root: Path) -> None
         (["{file}", "{root}", "--block-tokens", "64"], "; --block-tokens 512 fits all lines"),
         (["{file}", "{root}", "--limit", "0"], "'--limit': 0 is not in the range"),
         (["{file}", "{root}", "--speed", "0"], "'--speed': 0.0 is not in the range"),
-        (["{file}", "{root}", "--speed", "nan"], "speed nan: expected a number above 0"),
+        (["{file}", "{root}", "--speed", "nan"], "'nan' is not a valid number: expected x>0"),
         (["{file}", "{file}"], "is not a directory"),
         (["{file}", "{root}", "{file}"], "is not a directory"),
         (["{file}", "{root}", "{root}/"], "is given twice: give each mount point once"),

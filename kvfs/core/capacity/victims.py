@@ -222,6 +222,8 @@ class Victims:
         self, space: Namespace, order: Order, tier: Tier | None, twins: Twins
     ) -> tuple[Victim, list[Inode]] | None:
         """The oldest guest in an order that may go; None if there is none among the oldest ones."""
+        if space.guests is None:
+            return None
         holders = self.ledger.tiers.holders
         where = None if tier is None else tier.name
         for ino in list(islice(space.guests.of(where), PASSED_MAX)):

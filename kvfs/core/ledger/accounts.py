@@ -107,7 +107,8 @@ class Accounts:
         """Take an object out of the accounts, because it is rewritten, unlinked or dropped."""
         namespace = self.namespaces.of(inode)
         namespace.take_back(inode)
-        namespace.guests.gone(inode.ino)
+        if namespace.guests is not None:
+            namespace.guests.gone(inode.ino)
         for order in namespace.orders:
             order.discard(inode)
         if self._counted(inode.ino):

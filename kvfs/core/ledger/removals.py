@@ -191,8 +191,11 @@ class Removals:
     ) -> list[Inode]:
         """Drop an object with all its names, and the other files of its group that are here.
 
-        stored: their keys in the bucket go as well. Returns what it dropped.
+        stored: their keys in the bucket go as well. Returns what it dropped. Does nothing if the
+        object is gone: a listing may meet it again by another of its names.
         """
+        if self.catalog.inode(inode.ino) is None:
+            return []
         self._drop(inode, reason, quarantine=quarantine, why=why, stored=stored)
         dropped = [inode]
         if not inode.model:  # no layout knows its name, so it is a group of its own

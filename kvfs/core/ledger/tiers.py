@@ -1,8 +1,7 @@
 """The tiers of a mount. `Tiers` tells which of them hold a copy of an object.
 
 Contract: synchronous and without state of its own: an object's record says which tiers hold it.
-`local` has RAM and NVMe if they are mounted, fastest first. `pooled`: other nodes may have objects
-as well. Not for files and bytes (`kvfs.tiers`).
+`local` has RAM and NVMe if they are mounted, fastest first. Not for files and bytes (`kvfs.tiers`).
 """
 
 from kvfs.catalog import Inode
@@ -18,7 +17,7 @@ class Tiers:
         self.ram = ram or NoRam()
         self.nvme = nvme or NoNvme()
         self.bucket = bucket or NoBucket()
-        self.pooled = False
+        self.has_afar = bucket is not None  # objects may be in the bucket, or on other nodes, only
         self.nodes = OtherNodes()  # no tier: an object that came from there is in one of these
         self.local: list[Tier] = [tier for tier in (ram, nvme) if tier is not None]
 
@@ -27,11 +26,6 @@ class Tiers:
         """The names of the mounted tiers, including the bucket."""
         lower = [self.bucket.name] if self.bucket.mounted else []
         return [*(tier.name for tier in self.local), *lower]
-
-    @property
-    def has_afar(self) -> bool:
-        """Whether objects may be elsewhere only: in a bucket, or on other nodes."""
-        return self.bucket.mounted or self.pooled
 
     def holders(self, inode: Inode) -> list[Tier]:
         """The local tiers that hold a copy, fastest first."""

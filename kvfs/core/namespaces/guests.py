@@ -20,9 +20,6 @@ class Guests:
         # By tier: inodes, and whether a program here has opened each yet.
         self._used: dict[str, dict[int, bool]] = {}
 
-    def __bool__(self) -> bool:
-        return any(self._used.values())
-
     def of(self, tier: str | None) -> Iterator[int]:
         """The guests in a tier, the oldest first; None: in any tier."""
         if tier is not None:

@@ -87,7 +87,7 @@ class Namespace:
         self.refused: dict[int, int] = {}  # inode -> bytes, of the objects in `ram_spare`
         self.crowded_out: set[int] = set()  # of these: they go to NVMe once it has free room
         self.too_large: set[int] = set()  # inodes that only RAM has: they are too large for NVMe
-        self.guests = Guests()
+        self.guests: Guests | None = None  # made for the first one
         self.limits = Limits(settings)
         self.opens = OpenOrder()
         entries = settings.quota_objects or FIRST  # until `resize_policies` has measured
@@ -153,6 +153,12 @@ class Namespace:
         if inode.unevictable:
             return self.ram_kept
         return self.ram_spare if inode.ino in self.refused else self.ram_only
+
+    def add_guest(self, ino: int, tier: str) -> None:
+        """Note that a tier has a copy that came from another node."""
+        if self.guests is None:
+            self.guests = Guests()
+        self.guests.came(ino, tier)
 
     def release(self, key: int) -> None:
         """Let a held back group go, as far as this namespace knows."""

@@ -224,7 +224,7 @@ class Namespaces:
         counters = found.counters
         counters[READ[where.name]] += times
         counters["read_bytes"] += times * inode.size
-        if found.guests:
+        if found.guests is not None:
             for _ in range(times):
                 found.guests.used(inode.ino)
         if times > seen:

@@ -231,7 +231,7 @@ class PoolFetch:
             self.fetched.pop(ino, None)
             ledger.trash.throw_away(tier, ino, inode.version)
             raise
-        ledger.namespaces.of(current).guests.came(ino, tier.name)
+        ledger.namespaces.of(current).add_guest(ino, tier.name)
         self.counters["fetched"] += 1
         self.counters["fetched_bytes"] += inode.size
 

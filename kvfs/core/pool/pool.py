@@ -79,7 +79,7 @@ class Pool:
         self.switches = NamespaceSwitches(index, self.ledger.namespaces)
         self.recheck = Recheck(self.announcer)
         self.follow = Follow(self.lookup)
-        self.ledger.tiers.pooled = True
+        self.ledger.tiers.has_afar = True
         self.nodes = Nodes(index, member.node, self._nodes_changed)
         self.ledger.latencies.add_origin(self.ledger.tiers.nodes.name)
         self.reads = PeerReads(self.ledger, member.folder / "reports")
