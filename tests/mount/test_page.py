@@ -119,7 +119,7 @@ def test_the_page_shows_a_mount_in_a_browser(mount: Mount, port: int) -> None:
 
 def test_the_page_shows_bandwidth_quotas_errors_and_events(mount: Mount, port: int) -> None:
     kv = mount(f"ram=64M,web={port}")
-    kv.allow_log("'small/b' is (dropped at its close|cut off): .*( 4194304|quota is 4M)")
+    kv.allow_log("'small/b' is (dropped at its close|cut off): .*( 4.0 MiB|quota is 4M)")
     quota = {"quota_hard": "4M", "eviction": "never"}
     request(kv.path, "ns_create", name="small", settings=quota, uid=0, gid=0)
     (kv.path / "small" / "a").write_bytes(b"a" * (1 << 20))
