@@ -183,12 +183,15 @@ class Demotion:
         that lacks room in RAM matters more (`Room.ram_lacks`).
         """
         nvme = self.ledger.tiers.nvme
-        if self.write_back.wanted or nvme.free >= nvme.cost(inode.blocks):
+        cost = nvme.cost(inode.blocks)
+        if self.write_back.wanted or nvme.free >= cost:
             return False
         first = self.room.victims.first_on_nvme(space)
         if first is None or last_use(first) < last_use(inode):
             return False
-        if self.ledger.namespaces.of(first) is space and space.crowd_out(inode):
+        # Files being written may hold the room of NVMe, and seal fewer bytes: these crowd out nobody.
+        full = nvme.capacity - nvme.used < cost
+        if full and self.ledger.namespaces.of(first) is space and space.crowd_out(inode):
             return True
         if self.room.ram_lacks:
             return False
