@@ -186,12 +186,20 @@ class Demotion:
         cost = nvme.cost(inode.blocks)
         if self.write_back.wanted or nvme.free >= cost:
             return False
-        first = self.room.victims.first_on_nvme(space)
-        if first is None or last_use(first) < last_use(inode):
+        victims = self.room.victims
+        first = victims.first_on_nvme(space)
+        if first is None:
             return False
-        # Files being written may hold the room of NVMe, and seal fewer bytes: these crowd out nobody.
-        full = nvme.capacity - nvme.used < cost
-        if full and self.ledger.namespaces.of(first) is space and space.crowd_out(inode):
+        own = self.ledger.namespaces.of(first) is space
+        if last_use(first) < last_use(inode):
+            # A namespace of a higher rank, which gives nothing, would get the room in RAM.
+            ranks = map(victims.urgency, self.ledger.namespaces)
+            if not own or self.room.ram_lacks or max(ranks) <= victims.urgency(space):
+                return False
+            self._pass_over(space)
+            return True
+        # Files being written may hold the room of NVMe, and seal less: they crowd out no object.
+        if own and nvme.capacity - nvme.used < cost and space.crowd_out(inode):
             return True
         if self.room.ram_lacks:
             return False
