@@ -190,16 +190,16 @@ class Demotion:
         first = victims.first_on_nvme(space)
         if first is None:
             return False
-        own = self.ledger.namespaces.of(first) is space
+        loser = self.ledger.namespaces.of(first)
         if last_use(first) < last_use(inode):
             # A namespace of a higher rank, which gives nothing, would get the room in RAM.
             ranks = map(victims.urgency, self.ledger.namespaces)
-            if not own or self.room.ram_lacks or max(ranks) <= victims.urgency(space):
+            if self.room.ram_lacks or max(ranks) <= victims.urgency(loser):
                 return False
             self._pass_over(space)
             return True
         # Files being written may hold the room of NVMe, and seal less: they crowd out no object.
-        if own and nvme.capacity - nvme.used < cost and space.crowd_out(inode):
+        if loser is space and nvme.capacity - nvme.used < cost and space.crowd_out(inode):
             return True
         if self.room.ram_lacks:
             return False
