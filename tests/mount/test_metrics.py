@@ -391,8 +391,8 @@ def test_prometheus_evaluates_the_queries_of_the_dashboard(
     assert (kv.path / "a").read_bytes() == b"a"
     dashboard = json.loads((OBSERVE / "kvfs.grafana.json").read_text())
     drawn = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    # What this mount has not: a bucket, quotas, errors of other classes, perhaps ratios.
-    without = re.compile("hydrate|hit_ratio|dirty|kvfs_bucket|kvfs_errors_total|quota_bytes")
+    # What this mount has not: a bucket, a pool, quotas, errors of other classes, perhaps ratios.
+    without = re.compile("hydrate|hit_ratio|dirty|kvfs_(bucket|pool)|kvfs_errors_total|quota_bytes")
     wanted = [expression for expression in drawn if not without.search(expression)]
 
     def draws(expression: str) -> bool:
