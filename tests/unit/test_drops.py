@@ -127,6 +127,27 @@ def test_counters_go_on_in_a_new_version(tmp_path: Path) -> None:
     run(case, tmp_path)
 
 
+def test_objects_beyond_a_quota_that_kvfs_kept_before_go_for_the_quota(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def case(made: World) -> None:
+        made.namespace("a", eviction="never")
+        for number in range(8):
+            await made.make_file(b"a/%d" % number, BYTES)
+        space = made.ledger.namespaces.of(made.at(b"a"))
+        made.tell("a", quota_objects="5")
+        await made.quota.bring_within(space)
+        assert dropped(made) == {}
+        made.tell("a", eviction="lru")
+        await made.quota.bring_within(space)
+        assert dropped(made) == {"quota": 3}
+        assert "hard quota was set to 5 objects, and kvfs dropped 3 objects" in caplog.text
+
+    run(case, tmp_path)
+
+
 def test_objects_that_a_lower_quota_drops_have_a_reason_of_their_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -437,6 +437,10 @@ class Namespaces:
 
 
 def _lowers_quota(before: Settings, now: Settings) -> bool:
-    """Whether a hard quota is less than before. 0 is no quota."""
+    """Whether a hard quota is less than before, or applies to objects that kvfs kept before.
+
+    0 is no quota.
+    """
     quotas = (before.quota_hard, now.quota_hard), (before.quota_objects, now.quota_objects)
-    return any(new > 0 and (new < old or not old) for old, new in quotas)
+    applies = (before.eviction == "never" or before.pin) and now.eviction != "never" and not now.pin
+    return any(new > 0 and (applies or new < old or not old) for old, new in quotas)
