@@ -150,10 +150,16 @@ class Placement:
         guess = f" ({human(size)} expected from earlier files of this kind)" if size else ""
         raise NoSpaceError(
             f"no tier has room for a new file{guess}, and nothing more may be dropped: "
-            + ", ".join(
-                f"{t.name} {human(t.used)} used + {human(t.reserved)} reserved" for t in tiers
-            )
+            + ", ".join(map(self._filled, tiers))
         )
+
+    def _filled(self, tier: Tier) -> str:
+        """Say how full a tier is, for an error."""
+        found = f"{tier.name} {human(tier.used)} used + {human(tier.reserved)} reserved"
+        found += f" of {human(tier.capacity)}"
+        if tier is not self.room.ram:
+            return found
+        return f"{found} ({human(self.room.headroom)} of it stay free for files that grow)"
 
     def choose_at_once(self, namespace: Namespace, size: int) -> Reservation | None:
         """Reserve room in RAM for a file of `size` bytes; None if there is none now.
