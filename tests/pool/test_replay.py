@@ -22,7 +22,7 @@ from tests.pool.servers import free_port, server
 
 SEED = 4
 NODES = 3
-ROOM = 120  # blocks of all nodes
+ROOM = 480  # blocks of all nodes
 WITHIN = 0.01
 
 
@@ -40,7 +40,7 @@ def nodes(tmp_path: Path, mount: Mount) -> Iterator[list[Mounted]]:
             mount(f"{pool},pool_address=127.0.0.1:{free_port()}", f"node{number}")
             for number in range(NODES)
         ]
-        settings = {"quota_objects": str(ROOM // NODES), "eviction": "lru"}
+        settings = {"quota_objects": str(ROOM // NODES), "eviction": "lru", "prefetch": "off"}
         for kv in made:
             kv.allow_log("the pool's index is down|the pool learns later of changes")
             request(kv.path, "ns_create", name="blocks", settings=settings, uid=0, gid=0)
@@ -93,7 +93,7 @@ class Run:
 def test_hits_of_a_pool_are_the_simulated_ones(nodes: list[Mounted], tmp_path: Path) -> None:
     """Within 1 point, and the share of the tokens for which the index answered too late."""
     file = tmp_path / "trace.jsonl"
-    write(file, random.Random(SEED), requests=100, talks=16)
+    write(file, random.Random(SEED), requests=400, talks=64)
     trace = Trace(read(str(file)), str(file))
     expected = simulate(trace, "lru", ROOM, Nodes(NODES, "random", SEED, "drop"))
     assert expected.peer_ratio > 0.2
