@@ -9,7 +9,6 @@ From the root of the repository, as root, after scripts/install.sh:
     .venv/bin/python -m scripts.bench.soak --kills 200 --objects 100000 --seconds 600
     .venv/bin/python -m scripts.bench.pool                    # reads of a peer, on loopback
     .venv/bin/python -m scripts.bench.pool_scale              # what objects cost the index
-    .venv/bin/python -m scripts.bench.pool_index              # memory of the index of a pool
     .venv/bin/python -m scripts.bench.replay TRACE            # hit ratios: as the simulator says?
 
 Each benchmark mounts kvfs in a temporary folder and always unmounts it. Things that are compared

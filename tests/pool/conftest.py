@@ -5,18 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import acl
-from kvfs.pool import nginx
-from tests.pool.servers import free_port, server
+from tests.pool.servers import free_port, let_nginx_pass, server
 
 
 @pytest.fixture
 def pool(tmp_path: Path) -> Iterator[str]:
     """The options of a pool with a new index; PORT is each node's own."""
-    uid = nginx.account().pw_uid
-    for folder in (tmp_path, *tmp_path.parents):  # pytest's are private
-        if not acl.passes(folder, uid):
-            acl.allow(folder, uid, acl.PASS)
+    let_nginx_pass(tmp_path)
     port = free_port()
     with server(tmp_path / "redis", port):
         yield f"ram=64M,nvme={{tmp}}/NAME-nvme,nvme_size=256M,pool=redis://127.0.0.1:{port}/kv"

@@ -11,6 +11,8 @@ from typing import Any
 import redis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
+from kvfs import acl
+from kvfs.pool import nginx
 from tests.harness import wait_for
 
 
@@ -26,6 +28,14 @@ def free_port() -> int:
                 ("127.0.0.1", port + 10_000)
             ):
                 return port
+
+
+def let_nginx_pass(folder: Path) -> None:
+    """Let the workers of nginx reach files below a folder; pytest's folders are private."""
+    uid = nginx.account().pw_uid
+    for one in (folder, *folder.parents):
+        if not acl.passes(one, uid):
+            acl.allow(one, uid, acl.PASS)
 
 
 def start(folder: Path, port: int, *options: str) -> subprocess.Popen[bytes]:

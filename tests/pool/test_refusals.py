@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from kvfs import acl, runtime
+from kvfs import runtime
 from kvfs.pool import nginx
 from tests.conftest import Mount
 from tests.harness import KVFS
 from tests.pool.authority import authority
-from tests.pool.servers import free_port, peer, server
+from tests.pool.servers import free_port, let_nginx_pass, peer, server
 
 CALLER, WORLD = 2, 1
 SECRET = "s3cr3t"  # noqa: S105 (of the servers of these tests)
@@ -214,10 +214,7 @@ def test_identity_that_is_alive_elsewhere(
     tmp_path: Path, index: int, refused: Refused, mount: Mount
 ) -> None:
     """The NVMe directory of a live node was copied."""
-    uid = nginx.account().pw_uid
-    for folder in (tmp_path, *tmp_path.parents):  # pytest's are private
-        if not acl.passes(folder, uid):
-            acl.allow(folder, uid, acl.PASS)
+    let_nginx_pass(tmp_path)
     a = mount(f"ram=32M,nvme={{tmp}}/a-nvme,nvme_size=64M,{at(index)}", "a")
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / "a-nvme", copy, ignore=_sockets)

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvfs import acl
 from kvfs.control import request
-from kvfs.pool import nginx
 from kvfs.simulation.pool import Nodes, simulate
 from kvfs.simulation.replay import SMALLEST_BLOCK, replay
 from kvfs.simulation.routing import route
@@ -18,7 +16,7 @@ from kvfs.simulation.trace import Prompt, Trace, read
 from tests.conftest import Mount
 from tests.conversations import write
 from tests.harness import Mounted, wait_for
-from tests.pool.servers import free_port, server
+from tests.pool.servers import free_port, let_nginx_pass, server
 
 SEED = 4
 NODES = 3
@@ -29,10 +27,7 @@ WITHIN = 0.01
 @pytest.fixture
 def nodes(tmp_path: Path, mount: Mount) -> Iterator[list[Mounted]]:
     """The nodes of a pool. Each has a namespace with room for its part of the blocks."""
-    uid = nginx.account().pw_uid
-    for folder in (tmp_path, *tmp_path.parents):  # pytest's are private
-        if not acl.passes(folder, uid):
-            acl.allow(folder, uid, acl.PASS)
+    let_nginx_pass(tmp_path)
     port = free_port()
     with server(tmp_path / "redis", port):
         pool = f"ram=64M,pool=redis://127.0.0.1:{port}/kv"

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from kvfs import acl
-from kvfs.pool import nginx
 from tests.conftest import Mount
 from tests.harness import Mounted, wait_for
 from tests.pool.authority import authority
-from tests.pool.servers import cluster, free_port, seen, sentinel, server
+from tests.pool.servers import cluster, free_port, let_nginx_pass, seen, sentinel, server
 from tests.pool.test_two_nodes import absent, announced, gets, node, read, write
 
 MIB = 1 << 20
@@ -26,10 +24,7 @@ QUIET = "the pool's index is down|the pool learns later of changes"
 @pytest.fixture(autouse=True)
 def _reachable(tmp_path: Path) -> None:
     """Let nginx pass the folders of pytest, which are private."""
-    uid = nginx.account().pw_uid
-    for folder in (tmp_path, *tmp_path.parents):
-        if not acl.passes(folder, uid):
-            acl.allow(folder, uid, acl.PASS)
+    let_nginx_pass(tmp_path)
 
 
 def options(url: str, *more: str) -> str:

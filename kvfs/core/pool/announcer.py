@@ -28,12 +28,13 @@ import trio.lowlevel
 from kvfs.catalog import Inode
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import TierTransfers
+from kvfs.core.pool.digests import Digests
 from kvfs.core.pool.entries import facts_of
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
 from kvfs.core.shared_work import start_task
 from kvfs.errors import KvfsError
-from kvfs.movement.movers import MoverPool, SourceChangedError
+from kvfs.movement.movers import MoverPool
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import LONG, Announcement, Owner, PoolEntry
 from kvfs.s3.keys import escape
@@ -46,8 +47,6 @@ AT_ONCE = 256  # objects in one pipeline
 STEP = 256  # objects that a rebuild looks at between two turns of the loop
 REBUILD_PAUSE = 0.01  # s between two steps: some 20,000 objects/s, and the loop is free
 AGAIN_S = 1.0  # s after a failure of the index
-DIGESTS = 4  # computed at the same time
-TRIES, WRITER_S = 20, 0.02  # of a digest while a writer has the object; some 4 s in all
 DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one more, and stays here
 
 
@@ -78,7 +77,7 @@ class Announcer:
         self.entries = lookup.entries
         self.index = lookup.index
         self.peers = lookup.peers
-        self.movers = movers
+        self.digests = Digests(transfers, movers)
         self.fetched = fetched
         self.news = news
         self.announced: dict[int, int] = {}  # inodes, and which version of each
@@ -96,12 +95,10 @@ class Announcer:
         self._told: dict[int, _Told] = {}
         self._in_turn: set[int] = set()  # objects whose state the index is being told
         self._withdrawn: set[int] = set()
-        self._digesting: set[tuple[int, int]] = set()  # inode and version
         self._listed: set[str] = set()  # folders whose way from the top is in the listings
         self._wake = trio.Event()
         self._rebuild = False
         self._logged = False  # that changes wait
-        self._limiter = trio.CapacityLimiter(DIGESTS)
 
     @property
     def lag_s(self) -> float:
@@ -316,7 +313,7 @@ class Announcer:
         if tier is None:
             return None
         if not inode.digest:
-            self._begin_digest(inode, tier)
+            self.digests.begin(inode, tier)
             return None
         key = self.entries.key(inode)
         if key is None or len(inode.digest) != DIGEST_SIZE:
@@ -422,51 +419,3 @@ class Announcer:
     async def _unlist(self, keys: Iterable[str], gone: Iterable[bool]) -> None:
         found = (self.entries.folder_of(key) for key, last in zip(keys, gone, strict=True) if last)
         await self.index.unlist_names([one for one in found if one is not None])
-
-    # Digests
-
-    def _begin_digest(self, inode: Inode, tier: Tier) -> None:
-        if (inode.ino, inode.version) in self._digesting:
-            return
-        self._digesting.add((inode.ino, inode.version))
-        start_task("a digest for the pool", partial(self._digest, inode.copy(), tier))
-
-    async def _digest(self, inode: Inode, tier: Tier) -> None:
-        """Compute and record the digest of a sealed object. Its change announces it."""
-        ino, version = inode.ino, inode.version
-        path, problem = tier.path(ino, version), "it was written meanwhile"
-        try:
-            for attempt in range(TRIES):
-                await trio.sleep(attempt * WRITER_S)
-                current = self.transfers.still_current(ino, version)
-                if current is None and not self._has_version(ino, version):
-                    return
-                if current is None:  # its writer has flushed it, and not closed it yet
-                    continue
-                if current.digest:
-                    return
-                try:
-                    async with self._limiter:
-                        found = await self.movers.read_through(
-                            path, inode.size, sync=False, sparse=inode.sparse, data=inode.data
-                        )
-                except (SourceChangedError, OSError) as error:
-                    problem = str(error)
-                    continue
-                current = self.transfers.still_current(ino, version)
-                if current is None or found.mtime_ns != current.backing_mtime_ns:
-                    continue
-                with self.ledger.catalog.batch() as batch:
-                    batch.change(current)
-                    current.digest = current.digest or found.digest
-                    batch.put(current)
-                return
-            log.info("%s is not in the pool: %s", self.ledger.catalog.named(ino), problem)
-        except KvfsError as error:
-            log.warning("%s is not in the pool: %s", self.ledger.catalog.named(ino), error)
-        finally:
-            self._digesting.discard((ino, version))
-
-    def _has_version(self, ino: int, version: int) -> bool:
-        now = self.ledger.table.inode(ino)
-        return now is not None and now.version == version and bool(now.links)

@@ -1,11 +1,11 @@
 """The reads of other nodes here, as nginx reports them: counts, and uses of the objects.
 
 Contract: `run` makes the socket and reads it, as long as the mount. Without a socket it ends, and
-the node still serves. A read by another node is
-a use of the object, as an open is: the object goes last in its orders of eviction, and its time of
-access moves. It is no open of its namespace, so hit ratios leave it out. A turn takes at most
-AT_ONCE reports (some 3 ms). nginx never waits: a report for which the socket has no room is lost,
-so the counts may be too low. A datagram that is no report is counted, and nothing else.
+the node still serves. A read by another node is a use of the object, as an open is: the object goes
+last in its orders of eviction, and its time of access moves. It is no open of its namespace, so hit
+ratios leave it out. A turn of the loop takes at most AT_ONCE reports. nginx never waits: a report
+for which the socket has no room is lost, so the counts may be too low. A datagram that is no report
+is counted, and nothing else.
 """
 
 import logging
