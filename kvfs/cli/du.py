@@ -7,7 +7,7 @@ import click
 
 from kvfs import runtime
 from kvfs.cli import PathOnMount, give, human, json_option, on_mount
-from kvfs.cli.jobs import StartedJobs
+from kvfs.cli.jobs import Jobs
 from kvfs.cli.screen import pairs, screen, table
 from kvfs.control import request
 
@@ -28,7 +28,7 @@ def command(path: str, *, by: str | None, walk: bool, as_json: bool) -> None:
     """
     mountpoint = on_mount(path).mountpoint
     if walk or str(runtime.canonical(path)) != str(mountpoint):
-        found = {"walked": True, **StartedJobs.start([path], "usage").counted("counting")}
+        found = {"walked": True, **Jobs([path], "usage").counted("counting")}
     else:
         found = {"walked": False, **_counted(mountpoint)}
     give(found, lambda _: _show(found, (by,) if by else BY), as_json=as_json)

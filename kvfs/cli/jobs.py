@@ -6,12 +6,14 @@ not begun; the exit code is then 130. Not for the work itself, nor for the table
 """
 
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.progress import Progress
@@ -47,32 +49,36 @@ def polled(ask: Callable[[], JobProgress], over: str = "ended") -> Iterator[JobP
     yield found
 
 
-class StartedJobs(NamedTuple):
-    """The jobs that one command began in some daemons; `verb` asks for their progress."""
+class Jobs:
+    """The jobs of one command, in the daemons that have its paths; `asked` asks for progress."""
 
-    verb: str
-    begun: list[tuple[Path, int]]
-
-    @classmethod
-    def start(
-        cls, paths: Iterable[str], verb: str, asked: str = "swept", **how: object
-    ) -> "StartedJobs":
-        """Start jobs for these files and directories. Raises ConfigError, ControlError."""
-        wanted: dict[Path, list[int]] = {}
+    def __init__(
+        self, paths: Iterable[str], verb: str, asked: str = "swept", **how: object
+    ) -> None:
+        """Find the daemons of these files and directories. Raises ConfigError, ControlError."""
+        self.verb = verb
+        self.asked = asked
+        self.begun: list[tuple[Path, int]] = []
+        self._how = how
+        self._wanted: dict[Path, list[int]] = {}
         for path in paths:
             place = on_mount(path)
-            wanted.setdefault(place.mountpoint, []).append(place.ino)
-        begun = []
-        for mountpoint, inos in wanted.items():
+            self._wanted.setdefault(place.mountpoint, []).append(place.ino)
+
+    def begin(self) -> None:
+        """Begin all jobs. Raises ControlError."""
+        for mountpoint, inos in self._wanted.items():
             left = iter(inos)
             while some := list(islice(left, AT_ONCE)):
-                begun.append((mountpoint, request(mountpoint, verb, inos=some, **how)["job"]))
-        return cls(asked, begun)
+                with _ctrl_c_waits():  # each job that a daemon began can be cancelled
+                    job = request(mountpoint, self.verb, inos=some, **self._how)["job"]
+                    self.begun.append((mountpoint, job))
 
     def look(self, *, cancel: bool = False) -> JobProgress:
         """Return the progress of all jobs, as a sum."""
         first, *others = (
-            request(mountpoint, self.verb, job=job, cancel=cancel) for mountpoint, job in self.begun
+            request(mountpoint, self.asked, job=job, cancel=cancel)
+            for mountpoint, job in self.begun
         )
         for one in others:
             first = _merge(first, one)
@@ -84,13 +90,19 @@ class StartedJobs(NamedTuple):
         show: Callable[[JobProgress], Mapping[str, Any]],
         told: Callable[..., str],
     ) -> JobProgress:
-        """Return the result once all jobs are over. Ctrl-C ends them and prints `told`'s text."""
+        """Begin the jobs, and return the result once all are over.
+
+        Ctrl-C ends them and prints `told`'s text.
+        """
         try:
+            self.begin()
             with bar:
                 task = bar.add_task("", total=None)
                 for found in polled(self.look, "over"):
                     bar.update(task, **show(found))
         except KeyboardInterrupt:
+            if not self.begun:
+                raise
             found = self.look(cancel=True)
             if said := told(found):
                 click.echo(f"stopped: {said}; transfers that have begun go on", err=True)
@@ -100,13 +112,23 @@ class StartedJobs(NamedTuple):
         return found
 
     def counted(self, what: str) -> JobProgress:
-        """Follow the jobs with a bar that counts files. KvfsError: they could not see all files."""
+        """Follow the jobs with a bar that counts files. KvfsError: they could not see all."""
         found = self.follow(
             counting(), lambda one: {"description": what, "completed": one["files"]}, lambda _: ""
         )
         if found["problem"]:
             raise KvfsError(f"{what} stopped after {found['files']} files: {found['problem']}")
         return found
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Hold SIGINT back until the block has ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> JobProgress:
@@ -163,7 +185,7 @@ def evict_command(
     """
     if drop and to == "nvme":
         raise ConfigError("--to nvme loses nothing: give --drop with --to s3, or alone")
-    jobs = StartedJobs.start(paths, "evict", to=to or "", drop=drop, dry=dry_run)
+    jobs = Jobs(paths, "evict", to=to or "", drop=drop, dry=dry_run)
     found = jobs.counted("evicting")
     give(found, lambda _: click.echo(_evicted(found, drop=drop, dry=dry_run)), as_json=as_json)
     if found["refused"]:
@@ -194,8 +216,9 @@ def warm_command(paths: tuple[str, ...], *, no_wait: bool) -> None:
 
     kvfs evicts no recently used object for them. Ctrl-C cancels the files that have not started.
     """
-    jobs = StartedJobs.start(paths, "warm", "warmed")
+    jobs = Jobs(paths, "warm", "warmed")
     if no_wait:
+        jobs.begin()
         return
 
     def show(found: JobProgress) -> JobProgress:
@@ -241,7 +264,7 @@ def pin_command(paths: tuple[str, ...], *, off: bool) -> None:
     files = [path for path in paths if path not in spaces]
     if not files:
         return
-    found = StartedJobs.start(files, "pin", on=not off).counted("unpinning" if off else "pinning")
+    found = Jobs(files, "pin", on=not off).counted("unpinning" if off else "pinning")
     done = "unpinned" if off else "pinned"
     click.echo(f"{found['changed']} of {found['files']} files are newly {done}")
     if found["refused"]:

@@ -238,6 +238,8 @@ def test_events_tell_of_one_conflict_in_a_directory(pool: str, mount: Mount) -> 
     index, names = index_of(pool), ("one", "two")
     for name in names:
         write(a, name, b"of a")
+        a.idle()  # a node announces an object again after its copy to NVMe
+        wait_for(lambda: not a.status()["pool"]["lag_s"], "all is announced")
         index.rename(f"kvfs:kv:o:@0/{name}", f"aside-{name}")  # so that b does not find it
         wait_for(partial(absent, b.path / name), "it is not found")
         with (b.path / name).open("wb") as file:

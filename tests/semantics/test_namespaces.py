@@ -375,6 +375,7 @@ def test_files_that_are_pinned(here: Path, shared: Mounted) -> None:
 
 def test_pinned_and_never_evicted_objects_are_never_dropped(mount: Mount) -> None:
     kv = mount(SMALL)
+    kv.allow_log("nothing is demoted: .* namespace never has")
     never = namespace(kv, "never", eviction="never", quota_soft="1")  # each is asked first
     pinned = namespace(kv, "pinned", pin="on", quota_soft="1")
     chosen = namespace(kv, "chosen", eviction="lru")

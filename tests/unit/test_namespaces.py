@@ -108,7 +108,7 @@ def test_accounts_are_the_same_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_demotion_takes_no_room_from_a_namespace_that_has_less(tmp_path: Path) -> None:
-    """The large namespace gives nothing itself. Other namespaces are demoted all the same."""
+    """A namespace of less gives no name for a copy either, as long as no program lacks room."""
 
     async def case(made: World) -> None:
         demotion = made.dispatcher.demotion
@@ -128,6 +128,9 @@ def test_a_demotion_takes_no_room_from_a_namespace_that_has_less(tmp_path: Path)
         assert not made.at(b"large/last").on_nvme
         assert made.at(b"small/a").on_nvme
         assert demotion.next() == [other.ino], "the large one is passed by"
+        await made.demote(other.ino)
+        assert not made.at(b"small/b").on_nvme
+        made.room.note_ram_lacks()
         await made.demote(other.ino)
         assert made.at(b"small/b").on_nvme, "in the place of another one of it"
 

@@ -228,7 +228,10 @@ class Placement:
                 )
             for tier in order:
                 least = wanted if known else min(wanted, tier.capacity // 4)
-                if (found := self.room.reserve_for_file(tier, least, space)) is not None:
+                found = self.room.reserve_for_file(tier, least, space)
+                if found is None and tier is ram and self.room.ram_goes_first(space, least):
+                    found = self.room.reserve_for_file(ram, least, space, lose=True)
+                if found is not None:
                     return found
             if ledger.accounts.census_done.is_set():
                 break

@@ -110,6 +110,14 @@ class Room:
             gone = True
         return gone
 
+    def ram_goes_first(self, space: Namespace, wanted: int) -> bool:
+        """Whether a new file of a namespace takes the place of an object that only RAM has.
+
+        This is so if NVMe is full of objects that were used later. Then NVMe has less room than RAM
+        has, perhaps since others fill its file system.
+        """
+        return self.nvme.works and self.nvme.free < wanted and self.victims.nvme_is_newer(space)
+
     def reserve_for_file(
         self, tier: Tier, wanted: int, space: Namespace, *, lose: bool = False
     ) -> Reservation | None:

@@ -157,6 +157,18 @@ class Victims:
             found = (self.next_of(one.on_nvme, nvme, "spare") for one in self.by_urgency())
             return next(filter(None, found), None)
 
+    def nvme_is_newer(self, space: Namespace) -> bool:
+        """Whether NVMe would lose an object for this namespace that RAM's oldest is older than.
+
+        Both objects are of one namespace, and only RAM has the older one.
+        """
+        newer = self.first_on_nvme(space)
+        if newer is None:
+            return False
+        loser = self.ledger.namespaces.of(newer)
+        older = self.next_of(loser.ram_only, self.ledger.tiers.ram)
+        return older is not None and last_use(older) < last_use(newer)
+
     def has_victim(self, order: Order, tier: Tier | None, twins: Twins) -> bool:
         """Whether an order has a victim. The victim stays in its place."""
         return len(order) > 0 and self.next_of(order, tier, twins, leaves=True) is not None
