@@ -207,6 +207,8 @@ def _excess(mountpoint: Path, before: Config, config: Config) -> Iterator[str]:
         if name in smaller:
             below = name != names[-1]
             yield from excess.lines(name, tiers[name], smaller[name], below=below)
+    if names == ["ram", "nvme"] and len(smaller) == len(names):
+        yield from excess.together(tiers["ram"], tiers["nvme"], sum(smaller.values()))
 
 
 def present(mountpoint: Path) -> Config:

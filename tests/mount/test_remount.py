@@ -177,6 +177,23 @@ def test_an_upgrade_tells_copies_that_go_from_objects_that_go(mount: Mount) -> N
     assert kv.counter("dropped") == 0
 
 
+def test_an_upgrade_of_both_tiers_says_what_finds_no_room(mount: Mount) -> None:
+    kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=64M")
+    kv.allow_log("keeps its former size|nothing is demoted")
+    for number in range(100):
+        (kv.path / str(number)).write_bytes(b"x" * MIB)
+    kv.idle()
+    lines = run("upgrade", kv.path, "-o", "ram=32M,nvme_size=32M").stdout.splitlines()
+    total = re.fullmatch(
+        r"ram and nvme together: about (\d+) objects of .* MiB are dropped, as they have .* MiB, "
+        r"and room for 64\.0 MiB",
+        lines[-1],
+    )
+    assert total is not None, lines
+    wait_for(lambda: told(kv) and told(kv) == kv.counter("dropped_shrunk"), "all that went is told")
+    assert int(total[1]) <= told(kv) <= int(total[1]) + 4, "RAM keeps some room free"
+
+
 def test_a_smaller_tier_says_what_stays(mount: Mount) -> None:
     kv = mount("ram=64M,nvme={tmp}/nvme,nvme_size=256M")
     assert run("ns", "create", kv.path / "kept", "eviction=never").returncode == 0
