@@ -24,7 +24,7 @@ SMALLEST_TIER = 16 * MIB  # eight huge pages, and more than any connector's defa
 
 _NVME_SHARE = 0.80
 # The beginning of each line of `kvfs.core.namespaces.access_log`, also of one cut by a crash.
-_ACCESS = re.compile(rb'\{"(op":"(read|write|absent|rename)"|t":[\d.]+,"op":"lost")')
+_ACCESS = re.compile(rb'\{"(op":"(read|write|absent|rename|drop)"|t":[\d.]+,"op":"lost")')
 _OVERLAYFS_MAGIC = 0x794C7630
 
 

@@ -62,11 +62,11 @@ def _show(found: dict[str, Any]) -> None:
     spaces = (
         [
             *(name, str(one["reads"]), str(one["misses"]), f"{one['hit_ratio']:.1%}"),
-            *(human(one["read_bytes"]), human(one["write_bytes"])),
+            *(human(one["read_bytes"]), human(one["write_bytes"]), str(one["dropped"])),
         ]
         for name, one in found["namespaces"].items()
     )
-    columns = ("namespace", "reads", "misses", "hit ratio", "read", "written")
+    columns = ("namespace", "reads", "misses", "hit ratio", "read", "written", "dropped")
     console.print(pairs(facts), table(columns, spaces, fold=("namespace",)))
     paths = ([one["path"], str(one["reads"]), str(one["objects"])] for one in found["prefixes"])
     console.print(

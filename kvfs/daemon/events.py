@@ -5,8 +5,9 @@ own:
 
 - `takeover`: `why` says how the daemon before ended.
 - `tier`: a tier or the bucket changed its state.
-- `summary`: the evictions and refusals of a minute. A refusal is an error that means a lack or a
-  failure of the mount, and none that only answers a program's question (REFUSALS).
+- `summary`: the drops, by namespace, the moves and the refusals of a minute. A refusal is an error
+  that means a lack or a failure of the mount, and none that only answers a program's question
+  (REFUSALS).
 - `rotten`: the scrubber found a wrong copy.
 - `scrub`: the scrubber ended a pass.
 - `pool`: a node came or went, the index or nginx ended or is back, or names are in conflict.
@@ -83,12 +84,17 @@ class Events(logging.Handler):
     async def sum_up(self, ledger: Ledger, errors: Counter[tuple[str, str]]) -> None:
         """Add the evictions and refusals of each minute, if there were any, for ever."""
         while True:
-            before = self._counts(ledger, errors)
+            before, spaces = self._counts(ledger, errors), self._dropped(ledger)
             await trio.sleep(PERIOD)
             now = self._counts(ledger, errors)
             found = {name: now[name] - before[name] for name in now}
             if any(found.values()):
-                self.add("summary", seconds=PERIOD, **found)
+                self.add(
+                    "summary",
+                    seconds=PERIOD,
+                    **found,
+                    dropped_in=dict(self._dropped(ledger) - spaces),
+                )
 
     @staticmethod
     def _counts(ledger: Ledger, errors: Counter[tuple[str, str]]) -> dict[str, int]:
@@ -96,6 +102,15 @@ class Events(logging.Handler):
         found["refused"] = sum(n for (_, kind), n in errors.items() if kind in REFUSALS)
         if ledger.tiers.bucket.mounted:
             found["spilled"] = ledger.tiers.bucket.counters["spilled"]
+        return found
+
+    @staticmethod
+    def _dropped(ledger: Ledger) -> Counter[str]:
+        """The objects that each namespace has lost."""
+        found: Counter[str] = Counter()
+        for space in ledger.namespaces:
+            lost = sum(n for name, n in space.counters.items() if name.startswith("dropped_"))
+            found[ledger.namespaces.name(space.ino)] += lost
         return found
 
 

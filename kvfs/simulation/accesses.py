@@ -34,8 +34,9 @@ SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)  # of all hits that are possible in the log
 PERCENTILES = (50, 90, 99)
 PREFIXES = 10
 LONGEST = 1 << 20  # bytes of a line: names of 4096 bytes, escaped, are 24 KiB
-_OPS = ("read", "write", "rename", "absent", "lost")
-_TEXTS = {"read": ("tier",), "rename": ("old_key", "old_namespace")}  # beside those of each line
+_OPS = ("read", "write", "rename", "absent", "drop", "lost")
+# Texts beside those of each line.
+_TEXTS = {"read": ("tier",), "rename": ("old_key", "old_namespace"), "drop": ("why",)}
 
 Access = dict[str, Any]
 Object = tuple[str, int]  # namespace and key
@@ -165,6 +166,9 @@ class Profile:
         if what == "rename":
             return
         space = self.spaces.setdefault(namespace, Counter())
+        if what == "drop":  # a larger cache would have it
+            space["dropped"] += 1
+            return
         if what == "absent":
             self.counts["absent"] += 1
             space["misses"] += 1
@@ -270,7 +274,7 @@ class Profile:
 
 
 def _space(counts: Counter[str]) -> dict[str, Any]:
-    names = ("reads", "misses", "writes", "read_bytes", "write_bytes")
+    names = ("reads", "misses", "writes", "read_bytes", "write_bytes", "dropped")
     found = {name: counts[name] for name in names}
     return found | {"hit_ratio": _share(counts["hits"], found["reads"] + found["misses"])}
 

@@ -9,6 +9,7 @@ from typing import Any
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 
+MIB = 1 << 20
 PREFIX, BLOCK = "0" * 32, "1" * 32  # names that a connector gives, the same in each namespace
 
 
@@ -63,6 +64,29 @@ def test_access_log_has_each_access(mount: Mount, tmp_path: Path) -> None:
     (space / "f1").read_bytes()
     kv.umount()
     assert log.stat().st_size == size
+
+
+def test_access_log_has_what_kvfs_drops(mount: Mount, tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    kv = mount(f"ram=16M,access_log={log}")
+    for number in range(30):
+        (kv.path / str(number)).write_bytes(b"x" * MIB)
+    assert run("ns", "create", kv.path / "n").returncode == 0
+    (kv.path / "n" / "a").write_bytes(b"x" * MIB)
+    assert run("evict", "--drop", kv.path / "n").returncode == 0
+    kv.idle()
+    dropped = kv.counter("dropped")
+    assert run("set", kv.path, "access_log=none").returncode == 0
+    found = [one for one in lines(log) if one["op"] == "drop"]
+    assert len(found) == dropped >= 16
+    assert [one["path"] for one in found[:2]] == ["./0", "./1"]
+    assert {one["why"] for one in found if one["path"].startswith("./")} == {"evicted"}
+    assert [one["why"] for one in found if one["path"] == "n/a"] == ["asked"]
+    assert not any((kv.path / one["path"]).exists() for one in found)
+    profile = json.loads(run("profile", log, "--json").stdout)
+    spaces = profile["namespaces"]
+    assert (spaces["."]["dropped"], spaces["n"]["dropped"]) == (dropped - 1, 1)
+    assert (profile["reads"], profile["writes"]) == (0, 31)
 
 
 def test_profile_follows_renames_and_keeps_namespaces_apart(mount: Mount, tmp_path: Path) -> None:

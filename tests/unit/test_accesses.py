@@ -80,6 +80,7 @@ def test_accesses_are_counted_by_kind_and_tier() -> None:
         "writes": 2,
         "read_bytes": 200,
         "write_bytes": 200,
+        "dropped": 0,
         "hit_ratio": 0.5,
     }
     assert found["written_sizes"] == {"p50": 50, "p90": 150, "p99": 150, "max": 150}

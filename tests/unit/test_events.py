@@ -78,6 +78,7 @@ def test_evictions_of_a_minute_are_one_event(ring: Events, tmp_path: Path) -> No
                 nursery.start_soon(ring.sum_up, made.ledger, errors)
                 await trio.testing.wait_all_tasks_blocked()
                 made.ledger.counters["dropped"] += 3
+                made.ledger.namespaces.default.counters["dropped_evicted"] += 3
                 errors["write", "NoSpaceError"] += 2
                 errors["create", "QuotaError"] += 3
                 errors["read", "EIO"] += 4
@@ -91,3 +92,4 @@ def test_evictions_of_a_minute_are_one_event(ring: Events, tmp_path: Path) -> No
         trio.run(case, clock=trio.testing.MockClock(autojump_threshold=0))
     (found,) = [one for one in ring.listed() if one["kind"] == "summary"]
     assert (found["dropped"], found["refused"], found["demoted"]) == (3, 20, 0)
+    assert found["dropped_in"] == {".": 3}

@@ -221,7 +221,10 @@ class Removals:
     ) -> None:
         """Drop one object and invalidate its kernel entries. An open one becomes an orphan."""
         away = self._away(inode, quarantine=quarantine, why=why)
+        access_log = self.namespaces.access_log
         with self.catalog.batch() as batch:
+            if access_log.on:
+                access_log.dropped(inode, self._counted_as(inode, reason), batch)
             names = self._unlink_all(inode, batch)
             if inode.ino in self.table.open:
                 self._drop_open(inode, batch, away)
@@ -240,20 +243,24 @@ class Removals:
         return names
 
     def count(self, inode: Inode, reason: Reason) -> None:
-        """Count a dropped object. In a dropped namespace, the reason is that of its drop."""
+        """Count a dropped object."""
         self.withdrawn(inode.ino)
-        space = self.namespaces.of(inode)
-        drops = space.drops
-        if drops is not None and space.ino in self.namespaces.dropped:
-            reason = drops.reason
-        if drops is not None and drops.reason == reason:
-            drops.add(inode)
+        space, reason = self.namespaces.of(inode), self._counted_as(inode, reason)
+        if space.drops is not None and space.drops.reason == reason:
+            space.drops.add(inode)
         self.counters["dropped"] += 1
         self.counters[f"dropped_{reason}"] += 1
         self.namespaces.left(inode, f"dropped_{reason}")
         # The others are not in a larger cache, either.
         if reason not in {"evicted", "incomplete", "quota", "shrunk"}:
             space.went(inode)
+
+    def _counted_as(self, inode: Inode, reason: Reason) -> Reason:
+        """The reason of a drop. In a dropped namespace, it is that of the namespace's drop."""
+        space = self.namespaces.of(inode)
+        if space.drops is not None and space.ino in self.namespaces.dropped:
+            return space.drops.reason
+        return reason
 
     def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
         """Take an open object's copies out of the accounts; its record goes when it is closed."""

@@ -1,16 +1,17 @@
-"""The access log: each read, write, rename and miss of a mount as a JSON line, for `kvfs profile`.
+"""The access log: reads, writes, renames, misses and drops of a mount as lines of JSON.
 
-Contract: the log is off by default. While it is on, `read`, `written`, `renamed` and `absent` cost
-about 7 us. While it is off, callers only test `on`. A thread writes the lines, so no task waits for
-a disk. At most QUEUED lines wait for the thread. Further lines are counted (`lost`), and the next
-line tells their number. The file is bounded: at half of its size it becomes FILE.1, and replaces
-the former one. Both files are new, empty or access logs (`kvfs.preflight`). A file that is not an
-access log is neither appended to nor renamed nor replaced. The forms of a line, by `op`:
+Contract: the log is off by default. While it is on, each line costs about 7 us. While it is off,
+callers only test `on`. A thread writes the lines, so no task waits for a disk. At most QUEUED lines
+wait for the thread. Further lines are counted (`lost`), and the next line tells their number. The
+file is bounded: at half of its size it becomes FILE.1, and replaces the former one. Both files are
+new, empty or access logs (`kvfs.preflight`). A file that is not an access log is neither appended
+to nor renamed nor replaced. The forms of a line, by `op`:
 
     {"t": 1712.25, "op": "read", "key": "1a2b", "parent": "0", "size": 8192, "tier": "ram",
      "path": "namespace/dir/name"}
 
-    write: the same without tier; absent: a looked up name that is not there, without size
+    write: the same without tier; absent: a looked up name that is not there, without size;
+    drop: an object that kvfs dropped, with why (`Reason`) in place of the tier
 
     {"t": .., "op": "rename", "key": .., "parent": .., "path": ..,
      "old_key": "3c4d", "old_namespace": "namespace"}
@@ -37,6 +38,7 @@ from typing import IO, Any
 
 from kvfs import preflight
 from kvfs.catalog import Batch, Inode
+from kvfs.core.namespaces.drops import Reason
 from kvfs.core.namespaces.order import key_of
 from kvfs.core.namespaces.places import Places
 from kvfs.errors import ConfigError, KvfsError
@@ -81,6 +83,10 @@ class AccessLog:
     def written(self, inode: Inode) -> None:
         """Log that an object is complete."""
         self._note(self._about("write", inode))
+
+    def dropped(self, inode: Inode, reason: Reason, batch: Batch) -> None:
+        """Log that kvfs drops an object, once the batch is committed. It has its names yet."""
+        batch.then(partial(self._note, self._about("drop", inode) | {"why": reason}))
 
     def renamed(
         self, before: Inode, inode: Inode, directory: Inode, name: bytes, batch: Batch
