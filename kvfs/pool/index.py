@@ -40,42 +40,86 @@ OLDEST = (5, 0)  # of Redis: the first with all that is used here
 
 _NODE = re.compile(r"[0-9a-f-]{36}")
 _SIZE = re.compile(rb"0|[1-9][0-9]{0,17}")
+_GONE = re.compile(r"([0-9a-f]{32}) ([0-9]{19})")
 _OWNER = re.compile(r"([0-9a-f]{16}) (ram|nvme) ([0-9a-f]{1,16}\.[0-9a-f]{1,16})")
 
-# The digest that was announced first stands, unless it was unlinked or only dead nodes have it.
-# ARGV: "new" or "again", the digest, the field and value of the owner, then the facts.
-ANNOUNCE = """
-local known = redis.call('HGET', KEYS[1], 'kvfs-xxh3-128')
-if known and known ~= ARGV[2] then return 'conflict' end
-if not known then
-  if ARGV[1] == 'again' and redis.call('HGET', KEYS[1], 'gone') == ARGV[2] then return 'gone' end
-  redis.call('DEL', KEYS[1])
-  redis.call('HSET', KEYS[1], unpack(ARGV, 5))
+# Times of modification are compared as texts of 19 digits: numbers of Lua have 53 bits. A mark
+# (`gone`) has the last digest that was removed, and the latest time of all that were. It outlives
+# later versions of the name, since a copy of an earlier one may be announced again after them.
+_MARK = """
+local function time(text)
+  if not text or string.sub(text, 1, 1) == '-' then text = '0' end
+  return string.rep('0', 19 - #text) .. text
 end
-redis.call('HSET', KEYS[1], ARGV[3], ARGV[4])
+local function marked(before, digest, mtime)
+  local earlier = before and string.sub(before, 34) or ''
+  return digest .. ' ' .. (mtime > earlier and mtime or earlier)
+end
+"""
+
+# The digest that was announced first stands, unless it was unlinked or only dead nodes have it. But
+# of two objects that each had the name before the index lost its data, the later one stands.
+# ARGV: "new" or "again", the digest, its time, the field and value of the owner, then the facts.
+ANNOUNCE = (
+    _MARK
+    + """
+local key, again = KEYS[1], ARGV[1] == 'again'
+local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
+if known and known ~= ARGV[2] then
+  local before = time(redis.call('HGET', key, 'kvfs-mtime-ns'))
+  if not again or ARGV[3] <= before then return 'conflict' end
+  gone = marked(gone, known, before)
+  redis.call('DEL', key)
+  redis.call('HSET', key, 'gone', gone)
+  known = nil
+end
+if not known then
+  if again and gone and (string.sub(gone, 1, 32) == ARGV[2] or ARGV[3] <= string.sub(gone, 34)) then
+    return 'gone'
+  end
+  redis.call('PERSIST', key)
+  redis.call('HSET', key, unpack(ARGV, 6))
+end
+redis.call('HSET', key, ARGV[4], ARGV[5])
 return 'here'
 """
+)
 
-# Remove one owner, and the object with its last one. ARGV: the field of the owner.
+# Remove one owner, and the object with its last one. ARGV: the field of the owner, seconds to
+# remember a mark.
 WITHDRAW = """
-redis.call('HDEL', KEYS[1], ARGV[1])
-for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
-  if string.sub(name, 1, 1) == '@' or name == 'gone' then return 'kept' end
+local key = KEYS[1]
+redis.call('HDEL', key, ARGV[1])
+for _, name in ipairs(redis.call('HKEYS', key)) do
+  if string.sub(name, 1, 1) == '@' then return 'kept' end
 end
-redis.call('DEL', KEYS[1])
+local known, gone = redis.call('HEXISTS', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
+if gone and known == 0 then return 'kept' end
+redis.call('DEL', key)
+if gone then
+  redis.call('HSET', key, 'gone', gone)
+  redis.call('EXPIRE', key, ARGV[2])
+end
 return 'gone'
 """
 
-# Remove an object with this digest for all nodes. ARGV: the digest, seconds to remember it or 0.
-UNLINK = """
-local known = redis.call('HGET', KEYS[1], 'kvfs-xxh3-128')
+# Remove an object with this digest for all nodes. ARGV: the digest, its time, seconds to remember
+# it or 0.
+UNLINK = (
+    _MARK
+    + """
+local key = KEYS[1]
+local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
 if known and known ~= ARGV[1] then return 'other' end
-redis.call('DEL', KEYS[1])
-if ARGV[2] == '0' then return 'gone' end
-redis.call('HSET', KEYS[1], 'gone', ARGV[1])
-redis.call('EXPIRE', KEYS[1], ARGV[2])
+redis.call('DEL', key)
+if ARGV[3] ~= '0' then gone = marked(gone, ARGV[1], ARGV[2]) end
+if gone then
+  redis.call('HSET', key, 'gone', gone)
+  redis.call('EXPIRE', key, ARGV[4])
+end
 return 'gone'
 """
+)
 
 # Only a greater version replaces another. ARGV: the version.
 VERSION = """
@@ -115,9 +159,17 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GoneEntry:
-    """An object with this digest was unlinked or replaced, for all nodes."""
+    """An object was unlinked or replaced, for all nodes: this one, and all that are not later.
+
+    mtime_ns: the latest time of modification of all objects that lost the name.
+    """
 
     digest: bytes
+    mtime_ns: int
+
+    def covers(self, digest: bytes, mtime_ns: int) -> bool:
+        """Whether an object of this digest and time has lost the name."""
+        return digest == self.digest or mtime_ns <= self.mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +199,14 @@ class Switch(NamedTuple):
 
     version: int
     dropped: str
+
+
+class Unlinked(NamedTuple):
+    """An object that a program has unlinked or replaced."""
+
+    key: str
+    digest: bytes
+    mtime_ns: int
 
 
 class Announcement(NamedTuple):
@@ -210,13 +270,16 @@ class Index:
     # Announcements
 
     async def announce(self, wanted: Sequence[Announcement]) -> list[Announced]:
-        """Announce objects. "conflict": another one has the name; "gone": it was unlinked."""
+        """Announce objects. "conflict": another one has the name; "gone": it was unlinked.
+
+        Of two objects that are not fresh, the later one gets the name.
+        """
         commands: list[tuple[str, Command]] = []
         for one in wanted:
             name = self._object(one.key)
             words = [word for pair in one.facts.metadata().items() for word in pair]
             owner = (f"@{one.owner.node}", " ".join(one.owner[1:]))
-            how = ("new" if one.fresh else "again", one.facts.digest.hex())
+            how = ("new" if one.fresh else "again", *_dated(one.facts.digest, one.facts.mtime_ns))
             commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, *words)))
         replies = await self._ask(commands, LONG)
         return [_announced(reply) for reply in replies]
@@ -225,19 +288,20 @@ class Index:
         """Say that a node has these objects no more. Returns whether no node has each any more."""
         named = [self._object(key) for key in keys]
         commands: list[tuple[str, Command]] = [
-            (name, ("EVAL", WITHDRAW, 1, name, f"@{node}")) for name in named
+            (name, ("EVAL", WITHDRAW, 1, name, f"@{node}", GONE_S)) for name in named
         ]
         return [_text(reply) == "gone" for reply in await self._ask(commands, LONG)]
 
-    async def unlink(self, gone: Sequence[tuple[str, bytes]], remembered: int = GONE_S) -> None:
-        """Say that these objects (key, digest) were unlinked or replaced, for all nodes.
+    async def unlink(self, gone: Sequence[Unlinked], remembered: int = GONE_S) -> None:
+        """Say that these objects were unlinked or replaced, for all nodes.
 
-        remembered: seconds for which nodes that have such an object let it go; 0: they keep it.
+        remembered: seconds for which nodes that have such an object, or an earlier one of its name,
+        let it go; 0: they keep it.
         """
         commands: list[tuple[str, Command]] = []
-        for key, digest in gone:
-            name = self._object(key)
-            commands.append((name, ("EVAL", UNLINK, 1, name, digest.hex(), remembered)))
+        for one in gone:
+            name, dated = self._object(one.key), _dated(one.digest, one.mtime_ns)
+            commands.append((name, ("EVAL", UNLINK, 1, name, *dated, remembered, GONE_S)))
         await self._ask(commands, LONG)
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:
@@ -348,8 +412,9 @@ class Index:
 def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
     """Return the object in a reply to HGETALL; None for none, or for one that is malformed."""
     fields = _pairs(reply)
-    if digest := fields.get("gone"):
-        return GoneEntry(bytes.fromhex(digest)) if re.fullmatch(r"[0-9a-f]{32}", digest) else None
+    if "kvfs-xxh3-128" not in fields:
+        gone = _GONE.fullmatch(fields.get("gone", ""))
+        return None if gone is None else GoneEntry(bytes.fromhex(gone[1]), int(gone[2]))
     facts = {name: value for name, value in fields.items() if name.startswith("kvfs-")}
     size = facts.get("kvfs-stored-size", "")
     try:
@@ -405,6 +470,11 @@ def _has_kind(told: tuple[str, Any]) -> bool:
     if name in {"room", "objects", "bytes", "lag_s", "load"}:
         return isinstance(value, int | float) and value >= 0
     return isinstance(value, bool if name == "tls" else str)
+
+
+def _dated(digest: bytes, mtime_ns: int) -> tuple[str, str]:
+    """A digest and a time as the scripts take them."""
+    return digest.hex(), f"{max(0, mtime_ns):019}"
 
 
 def _announced(reply: Reply) -> Announced:

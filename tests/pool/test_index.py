@@ -13,7 +13,7 @@ import xxhash
 from kvfs.errors import ConfigError
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import Announcement, GoneEntry, Index, Lease, Owner, PoolEntry
+from kvfs.pool.index import Announcement, GoneEntry, Index, Lease, Owner, PoolEntry, Unlinked
 from kvfs.pool.place import PoolPlace
 from kvfs.pool.servers import Servers
 from kvfs.s3.facts import Facts
@@ -64,8 +64,18 @@ def facts(data: bytes, mtime_ns: int = 5) -> Facts:
     )
 
 
-def said(key: str, data: bytes, node: str = A, *, fresh: bool = True) -> Announcement:
-    return Announcement(key, facts(data), Owner(node, LIFE, "ram", "1f.1"), fresh)
+def said(
+    key: str, data: bytes, node: str = A, *, fresh: bool = True, mtime_ns: int = 5
+) -> Announcement:
+    return Announcement(key, facts(data, mtime_ns), Owner(node, LIFE, "ram", "1f.1"), fresh)
+
+
+def unlinked(key: str, data: bytes, mtime_ns: int = 5) -> Unlinked:
+    return Unlinked(key, xxhash.xxh3_128_digest(data), mtime_ns)
+
+
+def gone(data: bytes, mtime_ns: int = 5) -> GoneEntry:
+    return GoneEntry(xxhash.xxh3_128_digest(data), mtime_ns)
 
 
 def test_what_is_announced_is_found(port: int) -> None:
@@ -90,13 +100,62 @@ def test_first_facts_stand_until_an_unlink(port: int) -> None:
         async with index(port, "facts") as one:
             await one.announce([said("@0/x", b"x")])
             assert await one.announce([said("@0/x", b"other", B)]) == ["conflict"]
-            await one.unlink([("@0/x", facts(b"x").digest)])
-            assert await one.find(["@0/x"]) == [GoneEntry(facts(b"x").digest)]
+            await one.unlink([unlinked("@0/x", b"x")])
+            assert await one.find(["@0/x"]) == [gone(b"x")]
             assert await one.announce([said("@0/x", b"x", B, fresh=False)]) == ["gone"]
             assert await one.announce([said("@0/x", b"other", B)]) == ["here"]
-            await one.unlink([("@0/x", facts(b"x").digest)])
+            await one.unlink([unlinked("@0/x", b"x")])
             (found,) = await one.find(["@0/x"])
             assert isinstance(found, PoolEntry), "another object has the name by now"
+
+    trio.run(case)
+
+
+def test_no_earlier_version_of_a_name_comes_back(port: int) -> None:
+    """Not while a later version is there, nor after it was unlinked, or evicted by all nodes."""
+    now = 1_795_849_376_278_793_001  # as a number of Lua, it is not different from the next one
+
+    async def case() -> None:
+        async with index(port, "versions") as one:
+            first = said("@0/x", b"1", B, fresh=False, mtime_ns=now)
+            assert await one.announce([first]) == ["here"]
+            await one.unlink([unlinked("@0/x", b"1", now)])
+            second = said("@0/x", b"2", mtime_ns=now + 1)
+            assert await one.announce([second]) == ["here"]
+            assert await one.announce([first]) == ["conflict"]
+            await one.withdraw(A, ["@0/x"])
+            assert await one.find(["@0/x"]) == [gone(b"1", now)]
+            assert await one.announce([first]) == ["gone"]
+            again = second._replace(fresh=False)
+            assert await one.announce([again]) == ["here"], "it was only evicted"
+            await one.unlink([unlinked("@0/x", b"2", now + 1)])
+            assert await one.announce([first, again]) == ["gone"] * 2
+            assert await one.find(["@0/x"]) == [gone(b"2", now + 1)]
+            await one.unlink([unlinked("@0/x", b"0", now - 1)])
+            assert await one.find(["@0/x"]) == [gone(b"0", now + 1)], "the latest time stays"
+            assert await one.announce([first, again]) == ["gone"] * 2
+            assert await one.announce([first._replace(fresh=True)]) == ["here"]
+            left = redis.Redis(port=port).ttl("kvfs:versions:o:@0/x")
+            assert left == -1, "it expires no more"
+            await one.withdraw(B, ["@0/x"])
+            assert 3500 < redis.Redis(port=port).ttl("kvfs:versions:o:@0/x") <= 3600
+
+    trio.run(case)
+
+
+def test_later_object_stands_after_a_loss_of_the_index(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "later") as one:
+            first = said("@0/x", b"1", B, fresh=False, mtime_ns=10)
+            assert await one.announce([first]) == ["here"]
+            assert await one.announce([said("@0/x", b"2", mtime_ns=11)]) == ["conflict"]
+            later = said("@0/x", b"2", fresh=False, mtime_ns=11)
+            assert await one.announce([later]) == ["here"]
+            assert await one.announce([first]) == ["conflict"]
+            (found,) = await one.find(["@0/x"])
+            assert isinstance(found, PoolEntry)
+            assert found.facts == facts(b"2", 11)
+            assert [owner.node for owner in found.owners] == [A]
 
     trio.run(case)
 
@@ -111,9 +170,9 @@ def test_the_last_owner_takes_the_object_along(port: int) -> None:
             assert [owner.node for owner in found.owners] == [B]
             await one.withdraw(B, ["@0/x"])
             assert await one.find(["@0/x"]) == [None]
-            await one.unlink([("@0/y", facts(b"y").digest)])
+            await one.unlink([unlinked("@0/y", b"y")])
             await one.withdraw(A, ["@0/y"])
-            assert await one.find(["@0/y"]) == [GoneEntry(facts(b"y").digest)]
+            assert await one.find(["@0/y"]) == [gone(b"y")]
 
     trio.run(case)
 
@@ -143,7 +202,6 @@ def test_leases_and_epochs(port: int) -> None:
         ("kvfs-xxh3-128", "zz"),
         ("kvfs-format", "2"),
         ("kvfs-mode", "99999"),
-        ("gone", "no digest"),
     ],
 )
 def test_what_kvfs_did_not_write_is_nothing(port: int, name: str, value: str) -> None:

@@ -8,7 +8,8 @@ mover computes the digest of an object that only RAM has.
 - An object that kvfs dropped by itself is *withdrawn*: other nodes keep theirs.
 - An object that a program unlinked, renamed or rewrote is *unlinked* for all nodes.
 - An object in a namespace with `pool=off` is withdrawn, whatever a program does with it.
-- If the index has another object by the name, this node keeps its own to itself (`conflict`).
+- If the index has another object by the name, this node keeps its own to itself (`conflict`). But
+  an object that is not fresh goes if the other one is later.
 - An object is *fresh* until the index has it: only a fresh one may take a name that was unlinked.
 
 While the index is down, changes wait, and the next turn sends them. After the index has lost its
@@ -36,7 +37,7 @@ from kvfs.core.shared_work import start_task
 from kvfs.errors import KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import LONG, Announcement, Owner, PoolEntry
+from kvfs.pool.index import LONG, Announcement, Owner, PoolEntry, Unlinked
 from kvfs.s3.keys import escape
 from kvfs.tiers import Tier
 
@@ -56,7 +57,16 @@ class _Told(NamedTuple):
     key: str
     version: int
     digest: bytes
+    mtime_ns: int
     shared: bool = True  # changes of its name are for all nodes
+
+    @classmethod
+    def of(cls, inode: Inode, key: str, *, shared: bool = True) -> "_Told":
+        return cls(key, inode.version, inode.digest, inode.backing_mtime_ns, shared)
+
+    def is_still(self, inode: Inode, key: str | None) -> bool:
+        """Whether an object has the same content and key yet."""
+        return (inode.version, inode.digest, key) == (self.version, self.digest, self.key)
 
 
 class Announcer:
@@ -119,7 +129,7 @@ class Announcer:
             key = None if known is None else self.entries.key(known)
             if known is not None and key is not None:
                 shared = self.entries.is_shared(known)
-                self._told[ino] = _Told(key, known.version, known.digest, shared)
+                self._told[ino] = _Told.of(known, key, shared=shared)
                 self.entries.leaving.changes(key, ino)
         self._changed.setdefault(ino, trio.current_time())
         self._wake.set()
@@ -151,7 +161,7 @@ class Announcer:
                     await self._forget(inode.ino)
                 elif (key := self.entries.key(inode)) is not None:
                     if inode.ino in self.announced and not self.entries.is_shared(inode):
-                        told = _Told(key, inode.version, inode.digest, shared=False)
+                        told = _Told.of(inode, key, shared=False)
                         self._told.setdefault(inode.ino, told)
                     self.announce(inode.ino)
             await trio.sleep(REBUILD_PAUSE)
@@ -177,7 +187,7 @@ class Announcer:
                     if inode is not None and inode.is_dir:
                         waiting.append((inode.ino, f"{before}{name}/"))
                     elif inode is not None and inode.ino in self.announced:
-                        told = _Told(f"{before}{name}", inode.version, inode.digest)
+                        told = _Told.of(inode, f"{before}{name}")
                         self._told.setdefault(inode.ino, told)
                         self.entries.leaving.changes(told.key, inode.ino)
                         self.announce(inode.ino)
@@ -274,15 +284,16 @@ class Announcer:
             before = told.get(ino)
             wanted = None if inode is None else self._wanted(inode, before)
             if before is not None:
-                same = inode is not None and (inode.version, inode.digest) == before[1:3]
-                stays = same and inode is not None and self.entries.key(inode) == before.key
+                stays = inode is not None and before.is_still(inode, self.entries.key(inode))
                 if not stays and before.shared and ino not in dropped:
                     gone[ino] = before
                 elif not (stays and wanted is not None) and ino in self.announced:
                     left.append(before.key)
             if inode is not None and wanted is not None:
                 new.append((ino, wanted))
-        await self.index.unlink([(before.key, before.digest) for before in gone.values()])
+        await self.index.unlink(
+            [Unlinked(before.key, before.digest, before.mtime_ns) for before in gone.values()]
+        )
         for ino, before in told.items():
             again = self._told.get(ino)  # it has changed once more meanwhile
             if again is None or again.key != before.key:
@@ -360,8 +371,8 @@ class Announcer:
                 names += self._way(wanted.key)
             elif answer == "gone" or (not wanted.fresh and ino in self.fetched):
                 self.let_go(ino, wanted.facts.digest)  # it came from the pool, and is older
-            elif not await self._replace_dead(ino, wanted):
-                self._note_conflict(ino, wanted)
+            else:
+                await self._meet_other(ino, wanted)
         await self.index.list_names(names)
 
     def _note_conflict(self, ino: int, wanted: Announcement) -> None:
@@ -376,15 +387,26 @@ class Announcer:
         level, named = logging.INFO if told else logging.DEBUG, catalog.named(ino)
         log.log(level, "%s is not in the pool: another object has its name there", named)
 
-    async def _replace_dead(self, ino: int, wanted: Announcement) -> bool:
-        """Free a name that only nodes without a lease have; True if that was so."""
+    async def _meet_other(self, ino: int, wanted: Announcement) -> None:
+        """Do what follows if another object has the name.
+
+        If no live node has that one, this node frees the name. If this one had the name earlier, it
+        goes. Else it stays out of the pool.
+        """
         (entry,) = await self.index.find([wanted.key], patience=LONG)
-        if not isinstance(entry, PoolEntry) or await self.peers.alive(entry):
-            return False
-        # A node that seems dead may only lack its lease for a moment, and keeps its object.
-        await self.index.unlink([(wanted.key, entry.facts.digest)], remembered=0)
-        self._changed.setdefault(ino, trio.current_time())
-        return True
+        if isinstance(entry, PoolEntry) and not await self.peers.alive(entry):
+            # A node that seems dead may only lack its lease for a moment, and keeps its object.
+            other = Unlinked(wanted.key, entry.facts.digest, entry.facts.mtime_ns)
+            await self.index.unlink([other], remembered=0)
+            self._changed.setdefault(ino, trio.current_time())
+        elif (
+            isinstance(entry, PoolEntry)
+            and not wanted.fresh
+            and entry.facts.mtime_ns > wanted.facts.mtime_ns
+        ):
+            self.let_go(ino, wanted.facts.digest)
+        else:
+            self._note_conflict(ino, wanted)
 
     def let_go(self, ino: int, digest: bytes) -> None:
         """Drop an object with this digest, because another node has unlinked or replaced it."""

@@ -3,9 +3,9 @@
 Contract: `look` never waits: it asks in the background, about an object at most once in RECHECK
 seconds, and at most BEHIND at a time. An object that the index does not have stays, and is
 announced again: an index may be lost. So is an object that another node has written as well, with
-the same bytes, after it had replaced the name. An object goes if the index says that its digest was
-unlinked, or that another object has its name. The name of an object that is only elsewhere goes as
-soon as no live node has the object.
+the same bytes, after it had replaced the name. An object goes if the index says that it, or a later
+one, was unlinked, or that another object has its name. The name of an object that is only elsewhere
+goes as soon as no live node has the object.
 """
 
 import logging
@@ -57,8 +57,10 @@ class Recheck:
             elif entry is None:
                 self.announcer.announce(ino)
             elif isinstance(entry, GoneEntry):
-                if entry.digest == digest:
+                if inode is not None and entry.covers(digest, inode.backing_mtime_ns):
                     self.announcer.let_go(ino, digest)
+                else:
+                    self.announcer.announce(ino)
             elif entry.facts.digest != digest and ino in self.announcer.announced:
                 self.announcer.let_go(ino, digest)
             elif all(owner.node != self.announcer.peers.me().node for owner in entry.owners):

@@ -12,6 +12,7 @@ from functools import partial
 
 from scripts.bench.workload import sealed
 from scripts.bench.workload.evicted import Evicted
+from scripts.bench.workload.pooled import Pooled
 from scripts.bench.workload.private import Private
 from scripts.bench.workload.shared import Shared
 from scripts.bench.workload.task import FINDINGS_MAX, Answer, Calls, Finding, Task, WrongError
@@ -39,6 +40,8 @@ class Client:
                 self._guard(partial(self._read_sealed, index))
         elif task.role == "watch":
             self._watch()
+        elif task.role == "pool":
+            self._share()
         else:
             self._work()
         self.answer.calls = dict(self.calls.counts)
@@ -95,6 +98,15 @@ class Client:
             if not self._guard(behaviour) and behaviour in private.behaviours:
                 private = self._private()
         self._guard(private.finish)
+
+    def _share(self) -> None:
+        """Use what the nodes of a pool share."""
+        pooled = Pooled(self.task, self.calls, self.rng, self.answer)
+        choices = list(pooled.behaviours), list(pooled.behaviours.values())
+        while not self._asked_to_stop():
+            (behaviour,) = self.rng.choices(*choices)
+            self._guard(behaviour)
+        self._guard(pooled.finish)
 
     def _watch(self) -> None:
         """Read one open file all the time: who has a file open should feel nothing."""

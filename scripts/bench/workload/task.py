@@ -21,7 +21,7 @@ SLOW_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`role`: fill, work, watch or check. Objects are those of sealed.py."""
+    """`role`: fill, work, watch, check or pool. Objects are those of sealed.py."""
 
     role: str
     folder: str
@@ -30,6 +30,7 @@ class Task:
     seed: int
     objects: int
     evict: bool = False  # sealed files may be gone, which is a miss
+    nodes: int = 1  # of a pool; client N uses node N % nodes
 
     @classmethod
     def from_json(cls, text: str) -> "Task":
@@ -71,6 +72,7 @@ class Answer:
     contended: list[int] = field(default_factory=list)  # rounds of O_EXCL that it took part in
     won: list[int] = field(default_factory=list)
     logged: int = 0  # records appended to the shared log
+    last: dict[str, int] = field(default_factory=dict)  # the last versions of pooled.py, by name
 
     @classmethod
     def from_json(cls, text: str) -> "Answer":
