@@ -103,14 +103,16 @@ end
 return 'gone'
 """
 
-# Remove an object with this digest for all nodes. ARGV: the digest, its time, seconds to remember
-# it or 0.
+# Remove an object with this digest, or an earlier one, for all nodes. ARGV: the digest, its time,
+# seconds to remember it or 0, and those for which a mark is remembered.
 UNLINK = (
     _MARK
     + """
 local key = KEYS[1]
 local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
-if known and known ~= ARGV[1] then return 'other' end
+if known and known ~= ARGV[1] and time(redis.call('HGET', key, 'kvfs-mtime-ns')) >= ARGV[2] then
+  return 'other'
+end
 redis.call('DEL', key)
 if ARGV[3] ~= '0' then gone = marked(gone, ARGV[1], ARGV[2]) end
 if gone then
@@ -293,7 +295,7 @@ class Index:
         return [_text(reply) == "gone" for reply in await self._ask(commands, LONG)]
 
     async def unlink(self, gone: Sequence[Unlinked], remembered: int = GONE_S) -> None:
-        """Say that these objects were unlinked or replaced, for all nodes.
+        """Say that these objects, and earlier ones, were unlinked or replaced, for all nodes.
 
         remembered: seconds for which nodes that have such an object, or an earlier one of its name,
         let it go; 0: they keep it.

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 import redis
 
 from kvfs import matching, prefix, runtime
@@ -284,19 +285,73 @@ def test_both_nodes_have_what_both_have_written(pool: str, mount: Mount) -> None
     wait_for(lambda: owners() == 2, "each of them gives it")
 
 
-def test_first_object_of_a_name_stands(pool: str, mount: Mount) -> None:
-    a, b = node(mount, pool, "a"), node(mount, pool, "b")
-    c = node(mount, pool, "c")
+def in_conflict(pool: str, a: Mounted, b: Mounted) -> None:
+    """Write `block` at both nodes; that of a is announced first."""
     index = redis.Redis(port=port_of(pool))
     write(a, "block", b"of a")
+    a.idle()  # a node announces an object again after its copy to NVMe
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "all is announced")
     index.rename("kvfs:kv:o:@0/block", "aside")  # so that b does not find it
     wait_for(lambda: absent(b.path / "block"), "it is not found")
     with (b.path / "block").open("wb") as file:
         file.write(b"of b")
         index.rename("aside", "kvfs:kv:o:@0/block")
     wait_for(lambda: b.status()["pool"]["counters"]["conflicts"] == 1, "b notices")
+
+
+def test_first_object_of_a_name_stands(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    c = node(mount, pool, "c")
+    in_conflict(pool, a, b)
     assert read(b.path / "block") == b"of b"
     gets(c, "block", b"of a")
+
+
+@pytest.mark.parametrize("how", ["rewrite", "replace", "unlink"])
+def test_change_of_an_object_in_conflict_is_for_all_nodes(
+    pool: str, mount: Mount, how: str
+) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    in_conflict(pool, a, b)
+    block, other = b.path / "block", b.path / "other"
+    if how == "unlink":
+        block.unlink()
+        assert absent(block)
+        wait_for(lambda: absent(a.path / "block"), "a lets it go")
+        assert absent(block)
+        return
+    if how == "rewrite":
+        block.write_bytes(b"new of b")
+    else:
+        other.write_bytes(b"new of b")
+        other.rename(block)
+
+    def is_new() -> bool:
+        try:
+            return (a.path / "block").stat().st_size == len(b"new of b")
+        except FileNotFoundError:
+            return False
+
+    wait_for(is_new, "a lets its own go")
+    gets(a, "block", b"new of b")
+    assert read(block) == b"new of b"
+
+
+def test_unlinked_name_does_not_come_back_with_a_new_index(pool: str, mount: Mount) -> None:
+    """The other node has a copy, and announces it again; it may be the first to do so."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x")
+    gets(b, "block", b"x")
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    (a.path / "block").unlink()
+    wait_for(lambda: not announced(a), "the index knows it")
+    index = redis.Redis(port=port_of(pool))
+    index.flushall()
+    wait_for(lambda: index.exists("kvfs:kv:o:@0/block"), "some node tells of it")
+    wait_for(lambda: absent(b.path / "block"), "b lets it go")
+    assert absent(a.path / "block")
+    a.allow_log("the pool's index")
+    b.allow_log("the pool's index")
 
 
 def test_index_that_hangs_costs_misses_only(pool: str, mount: Mount) -> None:

@@ -9,7 +9,8 @@ mover computes the digest of an object that only RAM has.
 - An object that a program unlinked, renamed or rewrote is *unlinked* for all nodes.
 - An object in a namespace with `pool=off` is withdrawn, whatever a program does with it.
 - If the index has another object by the name, this node keeps its own to itself (`conflict`). But
-  an object that is not fresh goes if the other one is later.
+  an object that is not fresh goes if the other one is later. If a program unlinks, renames or
+  rewrites an object in conflict, the other one loses the name for all nodes.
 - An object is *fresh* until the index has it: only a fresh one may take a name that was unlinked.
 
 While the index is down, changes wait, and the next turn sends them. After the index has lost its
@@ -37,7 +38,7 @@ from kvfs.core.shared_work import start_task
 from kvfs.errors import KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import LONG, Announcement, Owner, PoolEntry, Unlinked
+from kvfs.pool.index import LONG, Announcement, GoneEntry, Owner, Unlinked
 from kvfs.s3.keys import escape
 from kvfs.tiers import Tier
 
@@ -52,17 +53,20 @@ DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one mor
 
 
 class _Told(NamedTuple):
-    """An announced object as it was before its record changed."""
+    """An object as it was before its record changed, and what the index has by its name."""
 
     key: str
     version: int
     digest: bytes
-    mtime_ns: int
+    indexed: Unlinked  # the object itself, or the one that it is in conflict with
     shared: bool = True  # changes of its name are for all nodes
 
     @classmethod
-    def of(cls, inode: Inode, key: str, *, shared: bool = True) -> "_Told":
-        return cls(key, inode.version, inode.digest, inode.backing_mtime_ns, shared)
+    def of(
+        cls, inode: Inode, key: str, *, shared: bool = True, other: Unlinked | None = None
+    ) -> "_Told":
+        itself = Unlinked(key, inode.digest, inode.backing_mtime_ns)
+        return cls(key, inode.version, inode.digest, other or itself, shared)
 
     def is_still(self, inode: Inode, key: str | None) -> bool:
         """Whether an object has the same content and key yet."""
@@ -103,6 +107,7 @@ class Announcer:
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
         self._told: dict[int, _Told] = {}
+        self._others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
         self._in_turn: set[int] = set()  # objects whose state the index is being told
         self._withdrawn: set[int] = set()
         self._listed: set[str] = set()  # folders whose way from the top is in the listings
@@ -124,12 +129,13 @@ class Announcer:
             return
         ino = inode.ino
         ours = ino in self.announced or ino in self._in_turn
-        if (ours or inode.in_pool or ino in self.fetched) and ino not in self._told:
+        other = self._others.get(ino)
+        if (ours or other or inode.in_pool or ino in self.fetched) and ino not in self._told:
             known = self.ledger.catalog.inode(ino)
             key = None if known is None else self.entries.key(known)
             if known is not None and key is not None:
                 shared = self.entries.is_shared(known)
-                self._told[ino] = _Told.of(known, key, shared=shared)
+                self._told[ino] = _Told.of(known, key, shared=shared, other=other)
                 self.entries.leaving.changes(key, ino)
         self._changed.setdefault(ino, trio.current_time())
         self._wake.set()
@@ -231,7 +237,8 @@ class Announcer:
                 self._wake.set()
 
     async def _announce_all(self) -> None:
-        """Note all objects as changed, the newest first."""
+        """Tell of all names that left, and note all objects as changed, the newest first."""
+        start_task("the names that left", self._unlink_again)
         self._earlier |= self.announced
         self.announced.clear()
         self._sizes.clear()
@@ -247,6 +254,17 @@ class Announcer:
             if count % STEP == 0 or count == len(inos):
                 self._wake.set()
                 await trio.sleep(REBUILD_PAUSE)
+
+    async def _unlink_again(self) -> None:
+        """Take back the names that left: other nodes may announce such objects again."""
+        left = list(self.entries.leaving.recent())
+        while left:
+            try:
+                await self.index.unlink(left[:AT_ONCE])
+                del left[:AT_ONCE]
+            except IndexDownError as error:
+                log.debug("names that left are told again later: %s", error)
+                await trio.sleep(AGAIN_S)
 
     async def _turn(self, inos: Sequence[int]) -> None:
         """Tell the index of some objects. Raises IndexDownError; then they are told again."""
@@ -291,15 +309,14 @@ class Announcer:
                     left.append(before.key)
             if inode is not None and wanted is not None:
                 new.append((ino, wanted))
-        await self.index.unlink(
-            [Unlinked(before.key, before.digest, before.mtime_ns) for before in gone.values()]
-        )
+        await self.index.unlink([before.indexed for before in gone.values()])
         for ino, before in told.items():
             again = self._told.get(ino)  # it has changed once more meanwhile
             if again is None or again.key != before.key:
-                self.entries.leaving.told(before.key, ino, before.digest, gone=ino in gone)
+                self.entries.leaving.told(before.indexed, ino, gone=ino in gone)
         await self._unlist(left, await self.index.withdraw(self.peers.me().node, left))
         for ino in told:
+            self._others.pop(ino, None)
             if (version := self.announced.pop(ino, None)) is not None and ino in here:
                 self._earlier[ino] = version
             self.bytes -= self._sizes.pop(ino, 0)
@@ -364,7 +381,7 @@ class Announcer:
                 self.announced[ino] = int(wanted.owner.file.partition(".")[2], 16)
                 self._earlier.pop(ino, None)
                 self.lookup.is_there(wanted.key)
-                self.entries.leaving.announced(wanted.key, wanted.facts.digest)
+                self.entries.leaving.announced(wanted.key)
                 self.bytes += wanted.facts.size - self._sizes.get(ino, 0)
                 self._sizes[ino] = wanted.facts.size
                 self.counters["announced"] += 1
@@ -390,22 +407,25 @@ class Announcer:
     async def _meet_other(self, ino: int, wanted: Announcement) -> None:
         """Do what follows if another object has the name.
 
-        If no live node has that one, this node frees the name. If this one had the name earlier, it
+        If no node gives that one, this node frees the name. If this one had the name earlier, it
         goes. Else it stays out of the pool.
         """
         (entry,) = await self.index.find([wanted.key], patience=LONG)
-        if isinstance(entry, PoolEntry) and not await self.peers.alive(entry):
+        if isinstance(entry, GoneEntry):
+            self.announce(ino)
+            return
+        if entry is None:  # no entry that kvfs would have written
+            self._note_conflict(ino, wanted)
+            return
+        other = Unlinked(wanted.key, entry.facts.digest, entry.facts.mtime_ns)
+        if not await self.peers.usable(entry, patience=LONG):
             # A node that seems dead may only lack its lease for a moment, and keeps its object.
-            other = Unlinked(wanted.key, entry.facts.digest, entry.facts.mtime_ns)
             await self.index.unlink([other], remembered=0)
-            self._changed.setdefault(ino, trio.current_time())
-        elif (
-            isinstance(entry, PoolEntry)
-            and not wanted.fresh
-            and entry.facts.mtime_ns > wanted.facts.mtime_ns
-        ):
+            self.announce(ino)
+        elif not wanted.fresh and other.mtime_ns > wanted.facts.mtime_ns:
             self.let_go(ino, wanted.facts.digest)
         else:
+            self._others[ino] = other
             self._note_conflict(ino, wanted)
 
     def let_go(self, ino: int, digest: bytes) -> None:

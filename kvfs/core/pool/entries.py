@@ -91,7 +91,7 @@ class PoolEntries:
             return False
         if self.catalog.lookup(parent, name) is not None:
             return True
-        if self.leaving.hides(key, entry.facts.digest):
+        if self.leaving.hides(key, entry.facts):
             return False
         facts = entry.facts
         inode = self.tree.new(stat.S_IFREG, 0, 0)

@@ -1,21 +1,29 @@
-"""Names that a program here has just unlinked or renamed, while the index still has them.
+"""Names that programs here have unlinked, renamed or rewritten, and the index may still have.
 
-Contract: synchronous. `hides` says whether an answer of the index would bring such a name back. A
-change may reach the index 20 ms late, or much later if the index is down. An answer on its way may
-be LEFT_S older than the change.
+Contract: synchronous. `hides` says whether an object of the index would bring such a name back. A
+change may reach the index 20 ms late, or much later if the index is down. After the index has lost
+its data, other nodes may announce such an object again, so this node tells all of them once more
+(`recent`). Times of modification tell an earlier object from one that a program has written since.
+At most REMEMBERED names, for an hour.
 """
 
-from kvfs.core.bucket.listing.bucket_lookup import LastSeen
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
 
-LEFT_S = 2.0  # s after the index has learned of it: the longest wait for an answer of the index
+from kvfs.pool.index import GONE_S, Unlinked
+from kvfs.s3.facts import Facts
+
+REMEMBERED = 1 << 16  # names; some 20 MiB
 
 
 class Leaving:
-    """The keys of objects that change or leave."""
+    """The keys of objects that change, leave, or have left."""
 
     def __init__(self) -> None:
         self._pending: dict[str, int] = {}  # keys, and the inodes that had them
-        self._left: LastSeen[tuple[str, bytes]] = LastSeen()
+        # By key, the oldest first: the latest object that left, and when: s of time.monotonic().
+        self._left: OrderedDict[str, tuple[Unlinked, float]] = OrderedDict()
 
     def changes(self, key: str, ino: int) -> None:
         """Note that an object with this key may lose it."""
@@ -25,17 +33,35 @@ class Leaving:
         """Note that the key stays with other nodes, or has an object again."""
         self._pending.pop(key, None)
 
-    def announced(self, key: str, digest: bytes) -> None:
-        """Note that the index has this object, from here."""
-        self._left.forget((key, digest))
+    def announced(self, key: str) -> None:
+        """Note that the index has an object of this key, from here."""
+        self._left.pop(key, None)
 
-    def told(self, key: str, ino: int, digest: bytes, *, gone: bool) -> None:
-        """Note that the index has learned of a change. gone: the object was unlinked."""
+    def told(self, indexed: Unlinked, ino: int, *, gone: bool) -> None:
+        """Note that the index has learned of a change. gone: `indexed` was unlinked there."""
+        key = indexed.key
         if self._pending.get(key) == ino:
             del self._pending[key]
-        if gone:
-            self._left.note((key, digest))
+        if not gone:
+            return
+        before, _ = self._left.pop(key, (indexed, 0.0))
+        latest = max(before, indexed, key=lambda one: one.mtime_ns)
+        self._left[key] = latest, time.monotonic()
+        if len(self._left) > REMEMBERED:
+            self._left.popitem(last=False)
 
-    def hides(self, key: str, digest: bytes) -> bool:
-        """Whether an object of the index is the one that left."""
-        return key in self._pending or self._left.age((key, digest)) < LEFT_S
+    def hides(self, key: str, facts: Facts) -> bool:
+        """Whether an object of the index is one that left, or an earlier one."""
+        if key in self._pending:
+            return True
+        left, when = self._left.get(key, (None, 0.0))
+        if left is None or time.monotonic() - when > GONE_S:
+            return False
+        return facts.digest == left.digest or facts.mtime_ns <= left.mtime_ns
+
+    def recent(self) -> Iterator[Unlinked]:
+        """The objects that left, the latest first."""
+        for left, when in reversed(self._left.values()):
+            if time.monotonic() - when > GONE_S:
+                return
+            yield left

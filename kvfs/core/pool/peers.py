@@ -110,16 +110,6 @@ class Peers:
             return None
         return lease
 
-    async def alive(self, entry: PoolEntry) -> bool:
-        """Whether another node with a lease has the object. Raises IndexDownError."""
-        mine = self.me().node
-        owners = [owner for owner in entry.owners if owner.node != mine]
-        await self._look([owner.node for owner in owners])
-        leases = [(owner, self._leases[owner.node][1]) for owner in owners]
-        return any(
-            lease is not None and lease.incarnation == owner.incarnation for owner, lease in leases
-        )
-
     async def _look(self, nodes: Iterable[str], patience: float = PATIENCE) -> None:
         now = trio.current_time()
         old = (float("-inf"), None)
