@@ -110,11 +110,12 @@ UNLINK = (
     + """
 local key = KEYS[1]
 local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
+if ARGV[3] ~= '0' then gone = marked(gone, ARGV[1], ARGV[2]) end
 if known and known ~= ARGV[1] and time(redis.call('HGET', key, 'kvfs-mtime-ns')) >= ARGV[2] then
+  if gone then redis.call('HSET', key, 'gone', gone) end
   return 'other'
 end
 redis.call('DEL', key)
-if ARGV[3] ~= '0' then gone = marked(gone, ARGV[1], ARGV[2]) end
 if gone then
   redis.call('HSET', key, 'gone', gone)
   redis.call('EXPIRE', key, ARGV[4])

@@ -137,7 +137,11 @@ def test_no_earlier_version_of_a_name_comes_back(port: int) -> None:
             assert await one.announce([first._replace(fresh=True)]) == ["here"]
             left = redis.Redis(port=port).ttl("kvfs:versions:o:@0/x")
             assert left == -1, "it expires no more"
+            await one.unlink([unlinked("@0/x", b"3", now - 2)])
+            (found,) = await one.find(["@0/x"])
+            assert isinstance(found, PoolEntry), "it is later"
             await one.withdraw(B, ["@0/x"])
+            assert await one.find(["@0/x"]) == [gone(b"3", now + 1)]
             assert 3500 < redis.Redis(port=port).ttl("kvfs:versions:o:@0/x") <= 3600
 
     trio.run(case)

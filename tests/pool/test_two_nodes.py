@@ -354,6 +354,27 @@ def test_unlinked_name_does_not_come_back_with_a_new_index(pool: str, mount: Mou
     b.allow_log("the pool's index")
 
 
+def test_earlier_version_does_not_come_back_with_a_new_index(pool: str, mount: Mount) -> None:
+    """The other node has a copy of the first version. The second one is evicted everywhere."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"first")
+    gets(b, "block", b"first")
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    (a.path / "block").write_bytes(b"second")
+    index = redis.Redis(port=port_of(pool))
+    key, mark = "kvfs:kv:o:@0/block", "gone"
+    wait_for(lambda: index.hget(key, "kvfs-size") == b"6", "the second version is announced")
+    request(a.path, "evict", inos=[(a.path / "block").stat().st_ino], drop=True)
+    wait_for(lambda: index.hkeys(key) == [mark.encode()], "no node has it any more")
+    assert absent(a.path / "block")
+    for kv in (a, b):
+        kv.allow_log("the pool's index")
+    index.flushall()
+    wait_for(lambda: index.hget(key, mark), "a tells again of what it has replaced")
+    wait_for(lambda: absent(b.path / "block"), "b lets its copy go")
+    assert absent(a.path / "block")
+
+
 def test_index_that_hangs_costs_misses_only(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     for kv in (a, b):

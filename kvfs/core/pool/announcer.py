@@ -381,7 +381,7 @@ class Announcer:
                 self.announced[ino] = int(wanted.owner.file.partition(".")[2], 16)
                 self._earlier.pop(ino, None)
                 self.lookup.is_there(wanted.key)
-                self.entries.leaving.announced(wanted.key)
+                self.entries.leaving.announced(wanted.key, wanted.facts)
                 self.bytes += wanted.facts.size - self._sizes.get(ino, 0)
                 self._sizes[ino] = wanted.facts.size
                 self.counters["announced"] += 1

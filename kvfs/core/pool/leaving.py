@@ -33,9 +33,14 @@ class Leaving:
         """Note that the key stays with other nodes, or has an object again."""
         self._pending.pop(key, None)
 
-    def announced(self, key: str) -> None:
-        """Note that the index has an object of this key, from here."""
-        self._left.pop(key, None)
+    def announced(self, key: str, facts: Facts) -> None:
+        """Note that the index has an object of this key, from here: perhaps one that left before.
+
+        Earlier objects are remembered while a later one is there: all nodes may evict that one.
+        """
+        left = self._left.get(key)
+        if left is not None and facts.mtime_ns <= left[0].mtime_ns:
+            del self._left[key]
 
     def told(self, indexed: Unlinked, ino: int, *, gone: bool) -> None:
         """Note that the index has learned of a change. gone: `indexed` was unlinked there."""
