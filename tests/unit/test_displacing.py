@@ -202,9 +202,11 @@ def test_a_burst_leaves_the_newest_files(tmp_path: Path, nvme: int) -> None:
                 for _ in range(30):
                     await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
-        left = sorted(names(made))
-        assert left == [b"%03d.kv" % number for number in range(written - len(left), written)]
-        assert len(left) >= RAM + nvme - 5, "all room, without that of copies"
+        left, least = names(made), RAM + nvme - 5  # all room, without that of copies
+        assert left >= {b"%03d.kv" % number for number in range(written - least, written)}
+        # A movement that is under way keeps an older object or two on a small NVMe.
+        strays = left - {b"%03d.kv" % number for number in range(written - len(left), written)}
+        assert len(strays) <= (0 if nvme > RAM else 2)
         await made.check_at_rest()
 
     run(case, tmp_path, nvme=nvme * MIB)

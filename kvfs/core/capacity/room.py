@@ -116,6 +116,7 @@ class Room:
         This is so if NVMe is full of objects that were used later. Then NVMe has less room than RAM
         has, perhaps since others fill its file system.
         """
+        self._measure_if_stale(self.nvme)
         return self.nvme.works and self.nvme.free < wanted and self.victims.nvme_is_newer(space)
 
     def reserve_for_file(
