@@ -46,7 +46,7 @@ ANSWERS = 120.0  # s
 
 @dataclass(slots=True)
 class Broken:
-    """What was done to which node, from when until when; node -1 is the index."""
+    """A fault of one node, or of the index (node -1), and how long it lasted."""
 
     what: str
     node: int

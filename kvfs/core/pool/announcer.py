@@ -18,6 +18,7 @@ data, all objects are announced again, the newest first, STEP in each turn of th
 """
 
 import logging
+import math
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -108,6 +109,7 @@ class Announcer:
         self._flushed: dict[int, float] = {}
         self._told: dict[int, _Told] = {}
         self._others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
+        self._telling_since = math.inf  # trio's time of the oldest change in this turn
         self._in_turn: set[int] = set()  # objects whose state the index is being told
         self._withdrawn: set[int] = set()
         self._listed: set[str] = set()  # folders whose way from the top is in the listings
@@ -117,9 +119,9 @@ class Announcer:
 
     @property
     def lag_s(self) -> float:
-        """Seconds for which the oldest change waits; 0 without one."""
-        first = next(iter(self._changed.values()), None)
-        return 0.0 if first is None else trio.current_time() - first
+        """Seconds since the oldest change that the index does not know; 0 without one."""
+        first = min(next(iter(self._changed.values()), math.inf), self._telling_since)
+        return max(0.0, trio.current_time() - first)
 
     # What changes
 
@@ -223,6 +225,7 @@ class Announcer:
             while self._changed:
                 inos = [ino for ino, _ in zip(self._changed, range(AT_ONCE), strict=False)]
                 since = {ino: self._changed.pop(ino) for ino in inos}
+                self._telling_since = next(iter(since.values()))
                 try:
                     await self._turn(inos)
                     self._logged = False
@@ -232,6 +235,8 @@ class Announcer:
                     self._logged = True
                     self._changed = {**since, **self._changed}
                     await trio.sleep(AGAIN_S)
+                finally:
+                    self._telling_since = math.inf
             if self._flushed:
                 self._changed, self._flushed = self._flushed, {}
                 self._wake.set()
@@ -407,8 +412,8 @@ class Announcer:
     async def _meet_other(self, ino: int, wanted: Announcement) -> None:
         """Do what follows if another object has the name.
 
-        If no node gives that one, this node frees the name. If this one had the name earlier, it
-        goes. Else it stays out of the pool.
+        If no live node has that one, or all failed lately, this node frees the name. If this one
+        had the name earlier, it goes. Else it stays out of the pool.
         """
         (entry,) = await self.index.find([wanted.key], patience=LONG)
         if isinstance(entry, GoneEntry):
@@ -418,7 +423,7 @@ class Announcer:
             self._note_conflict(ino, wanted)
             return
         other = Unlinked(wanted.key, entry.facts.digest, entry.facts.mtime_ns)
-        if not await self.peers.usable(entry, patience=LONG):
+        if not await self.peers.alive(entry):
             # A node that seems dead may only lack its lease for a moment, and keeps its object.
             await self.index.unlink([other], remembered=0)
             self.announce(ino)

@@ -110,6 +110,19 @@ class Peers:
             return None
         return lease
 
+    async def alive(self, entry: PoolEntry) -> bool:
+        """Whether another node with a lease has the object, and did not fail lately.
+
+        Raises IndexDownError.
+        """
+        mine = self.me().node
+        owners = [one for one in entry.owners if one.node != mine and not self._is_out(one.node)]
+        await self._look([owner.node for owner in owners])
+        leases = [(owner, self._leases[owner.node][1]) for owner in owners]
+        return any(
+            lease is not None and lease.incarnation == owner.incarnation for owner, lease in leases
+        )
+
     async def _look(self, nodes: Iterable[str], patience: float = PATIENCE) -> None:
         now = trio.current_time()
         old = (float("-inf"), None)
