@@ -321,7 +321,8 @@ class Announcer:
                 self.entries.leaving.told(before.indexed, ino, gone=ino in gone)
         await self._unlist(left, await self.index.withdraw(self.peers.me().node, left))
         for ino in told:
-            self._others.pop(ino, None)
+            if ino in gone or ino not in here:
+                self._others.pop(ino, None)
             if (version := self.announced.pop(ino, None)) is not None and ino in here:
                 self._earlier[ino] = version
             self.bytes -= self._sizes.pop(ino, 0)
@@ -385,6 +386,7 @@ class Announcer:
             if answer == "here":
                 self.announced[ino] = int(wanted.owner.file.partition(".")[2], 16)
                 self._earlier.pop(ino, None)
+                self._others.pop(ino, None)
                 self.lookup.is_there(wanted.key)
                 self.entries.leaving.announced(wanted.key, wanted.facts)
                 self.bytes += wanted.facts.size - self._sizes.get(ino, 0)
@@ -429,7 +431,7 @@ class Announcer:
             self.announce(ino)
         elif not wanted.fresh and other.mtime_ns > wanted.facts.mtime_ns:
             self.let_go(ino, wanted.facts.digest)
-        else:
+        elif self._others.get(ino) != other:  # else it was counted
             self._others[ino] = other
             self._note_conflict(ino, wanted)
 
