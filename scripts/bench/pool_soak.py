@@ -231,12 +231,16 @@ class PoolSoak:
         elif what == "stop":
             pids = node.pids()
             _signal(pids, signal.SIGSTOP)
-            self._wait_until(time.monotonic() + self.stop_s)
-            _signal(pids, signal.SIGCONT)
+            try:
+                self._wait_until(time.monotonic() + self.stop_s)
+            finally:
+                _signal(pids, signal.SIGCONT)
         elif what == "index stop":
             self.index.send(signal.SIGSTOP)
-            self._wait_until(time.monotonic() + self.stop_s)
-            self.index.send(signal.SIGCONT)
+            try:
+                self._wait_until(time.monotonic() + self.stop_s)
+            finally:
+                self.index.send(signal.SIGCONT)
         elif what == "index lost":
             self.index.lose()
         else:

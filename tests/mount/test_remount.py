@@ -150,7 +150,7 @@ def test_the_log_says_what_smaller_tiers_drop(mount: Mount, smaller: str) -> Non
     assert run("upgrade", kv.path, "-o", smaller).returncode == 0
     kv.allow_log("keeps its former size|nothing is demoted")
     wait_for(lambda: told(kv) and told(kv) == kv.counter("dropped_shrunk"), "all that went is told")
-    assert told(kv) >= 10
+    assert told(kv) > 0
     tiers = " and ".join(option.partition("=")[0][:4].rstrip("_") for option in smaller.split(","))
     assert f" {tiers} began with more than " in kv.log.read_text()
 

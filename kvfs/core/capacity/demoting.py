@@ -15,7 +15,6 @@ from contextlib import contextmanager
 
 import trio
 
-from kvfs.core.capacity.victims import Victims
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.tiers import NvmeTier, RamTier
 
@@ -25,10 +24,9 @@ WAIT = 5.0  # s
 class Demoting:
     """The demotions that are under way. Times are of trio's clock."""
 
-    def __init__(self, ram: RamTier, nvme: NvmeTier, victims: Victims) -> None:
+    def __init__(self, ram: RamTier, nvme: NvmeTier) -> None:
         self.ram = ram
         self.nvme = nvme
-        self.victims = victims
         self._bytes: Counter[Namespace] = Counter()
         self._end = trio.Event()  # set at the next end of a demotion, and then replaced
         self._waited_since = -math.inf  # the last end of one, or the beginning of the first
@@ -63,11 +61,6 @@ class Demoting:
     def _helps(self, space: Namespace) -> bool:
         """Whether a namespace gets room in RAM of an object that is being copied to NVMe.
 
-        With pin=on the object stays in RAM as well.
+        Its copy in RAM then goes for any namespace (`Room.evict_copies`). With pin=on it stays.
         """
-        if not space.takes(self.ram):
-            return False
-        least = self.victims.urgency(space)
-        return any(
-            not one.settings.pin and self.victims.urgency(one) >= least for one in self._bytes
-        )
+        return space.takes(self.ram) and any(not one.settings.pin for one in self._bytes)

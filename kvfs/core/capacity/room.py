@@ -55,7 +55,7 @@ class Room:
         self.ram = ledger.tiers.ram
         self.nvme = ledger.tiers.nvme
         self.victims = Victims(ledger)
-        self.demoting = Demoting(self.ram, self.nvme, self.victims)
+        self.demoting = Demoting(self.ram, self.nvme)
         # The last new file had to begin in RAM, and kvfs may lose objects of RAM for it.
         self._nvme_is_full = False
         self._shrunk = 0  # objects that smaller tiers had dropped at the last look

@@ -38,7 +38,8 @@ async def _ask(lookup: PoolLookup, inode: Inode, key: str, wait: float) -> dict[
     if entry is None:
         return _described("none")
     if not isinstance(entry, PoolEntry):
-        return _described("gone" if entry.digest == inode.digest else "none")
+        gone = entry.covers(inode.digest, inode.backing_mtime_ns)
+        return _described("gone" if gone else "none")
     if entry.facts.digest != inode.digest:
         return _described("other")
     found = _described("same")
