@@ -135,7 +135,8 @@ class Announcer:
         if (ours or other or inode.in_pool or ino in self.fetched) and ino not in self._told:
             known = self.ledger.catalog.inode(ino)
             key = None if known is None else self.entries.key(known)
-            if known is not None and key is not None:
+            # A file being written has no digest: the index has nothing of it.
+            if known is not None and known.digest and key is not None:
                 shared = self.entries.is_shared(known)
                 self._told[ino] = _Told.of(known, key, shared=shared, other=other)
                 self.entries.leaving.changes(key, ino)
