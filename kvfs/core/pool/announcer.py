@@ -19,6 +19,7 @@ data, all objects are announced again, the newest first, STEP in each turn of th
 
 import logging
 import math
+import time
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -50,6 +51,7 @@ AT_ONCE = 256  # objects in one pipeline
 STEP = 256  # objects that a rebuild looks at between two turns of the loop
 REBUILD_PAUSE = 0.01  # s between two steps: some 20,000 objects/s, and the loop is free
 AGAIN_S = 1.0  # s after a failure of the index
+CLOCK_STEP_NS = 10**7  # the clock of files may be a tick behind
 DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one more, and stays here
 
 
@@ -109,6 +111,7 @@ class Announcer:
         self._flushed: dict[int, float] = {}
         self._told: dict[int, _Told] = {}
         self._others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
+        self._began_ns = time.time_ns() - CLOCK_STEP_NS
         self._telling_since = math.inf  # trio's time of the oldest change in this turn
         self._in_turn: set[int] = set()  # objects whose state the index is being told
         self._withdrawn: set[int] = set()
@@ -363,10 +366,11 @@ class Announcer:
         """Whether a program has written the object here, and the index has never had it.
 
         An object is announced again after each change of its record, as after its copy to NVMe.
-        Another node may have unlinked it meanwhile.
+        Another node may have unlinked it meanwhile. This daemon does not know what the index has
+        of objects from before its start.
         """
         known = (self.fetched, self.announced, self._earlier)
-        return inode.session == self.ledger.session and not any(
+        return inode.backing_mtime_ns >= self._began_ns and not any(
             versions.get(inode.ino) == inode.version for versions in known
         )
 
