@@ -42,6 +42,8 @@ def announced(kv: Mounted) -> int:
 
 
 def write(kv: Mounted, name: str, data: bytes) -> None:
+    # An object that is about to be withdrawn counts until then.
+    wait_for(lambda: not kv.status()["pool"]["lag_s"], "the index knows all")
     before = announced(kv)
     (kv.path / name).write_bytes(data)
     wait_for(lambda: announced(kv) > before, "it is announced")
