@@ -362,7 +362,7 @@ def show(report: Report, outcome: Outcome) -> None:
 @click.option("--clients", default=8, show_default=True)
 @click.option("--seconds", default=60.0, show_default=True)
 @click.option("--events", "number", default=6, show_default=True)
-@click.option("--kinds", default=",".join(KINDS), show_default=True, help="What may happen.")
+@click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of faults.")
 @click.option("--stop", "stop_s", default=30.0, show_default=True, help="s of each stop")
 @click.option("--objects", default=2000, show_default=True)
 @click.option("--seed", default=None, type=int, help="Of everything that is random; printed.")

@@ -11,7 +11,8 @@ mover computes the digest of an object that only RAM has.
 - If the index has another object by the name, this node keeps its own to itself (`conflict`). But
   an object that is not fresh goes if the other one is later. If a program unlinks, renames or
   rewrites an object in conflict, the other one loses the name for all nodes.
-- An object is *fresh* until the index has it: only a fresh one may take a name that was unlinked.
+- An object that was written since the daemon's start is *fresh* until the index has it. Only a
+  fresh one, or a later one, may take a name that was unlinked.
 
 While the index is down, changes wait, and the next turn sends them. After the index has lost its
 data, all objects are announced again, the newest first, STEP in each turn of the loop.

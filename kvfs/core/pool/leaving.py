@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from kvfs.pool.index import GONE_S, Unlinked
 from kvfs.s3.facts import Facts
 
-REMEMBERED = 1 << 16  # names; some 20 MiB
+REMEMBERED = 1 << 16  # names; 26 MiB with keys of 50 bytes
 
 
 class Leaving:

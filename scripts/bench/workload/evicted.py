@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 
+from scripts.bench.workload.held import HeldFiles
 from scripts.bench.workload.task import Answer, Calls, expect
 
 NAMES = 40
@@ -23,15 +24,15 @@ class Evicted:
         self.rng = rng
         self.answer = answer
         self.contents: dict[str, bytes] = {}
-        self.held: list[tuple[int, str, bytes]] = []
+        self.held = HeldFiles(calls, rng, HELD)
         calls.mkdir(folder)
         self.behaviours: dict[Callable[[], None], int] = {
             self.write: 6,
             self.replace: 4,
             self.read: 6,
             self.hold: 2,
-            self.read_held: 4,
-            self.let_go: 2,
+            self.held.read: 4,
+            self.held.let_go: 2,
         }
 
     def _store(self, path: str, flags: int) -> bytes:
@@ -46,7 +47,7 @@ class Evicted:
 
     def write(self) -> None:
         path = self._name()
-        if any(path == held for _, held, _ in self.held):
+        if path in self.held:
             return  # it would change what the holder sees
         self.contents[path] = self._store(path, os.O_TRUNC)
 
@@ -80,21 +81,9 @@ class Evicted:
     def hold(self) -> None:
         opened = self._open()
         if opened is not None:
-            self.held.append(opened)
-        if len(self.held) > HELD:
-            self.let_go()
-
-    def read_held(self) -> None:
-        if self.held:
-            fd, path, data = self.rng.choice(self.held)
-            expect(path, "content by descriptor", self.calls.contents(fd), data)
-
-    def let_go(self) -> None:
-        if self.held:
-            self.calls.close(self.held.pop(0)[0])
+            self.held.add(*opened)
 
     def finish(self) -> None:
-        while self.held:
-            self.let_go()
+        self.held.let_all_go()
         for _ in range(NAMES):
             self.read()

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable
 
 from scripts.bench.workload import sealed
+from scripts.bench.workload.held import HeldFiles
 from scripts.bench.workload.task import Answer, Calls, Task, WrongError, expect
 
 NAMES, WRITTEN = 20, 8
@@ -58,7 +59,7 @@ class Pooled:
         self.answer = answer
         self.last: dict[int, int] = {}  # by name: the version, or UNLINKED
         self.versions = 0
-        self.held: list[tuple[int, str, bytes]] = []
+        self.held = HeldFiles(calls, rng, HELD)
         for path in (f"{task.folder}/own", folder_of(task, task.client)):
             with contextlib.suppress(FileExistsError):
                 calls.mkdir(path, 0o755)
@@ -72,8 +73,8 @@ class Pooled:
             self.rename: 2,
             self.look: 6,
             self.hold: 3,
-            self.read_held: 6,
-            self.let_go: 3,
+            self.held.read: 6,
+            self.held.let_go: 3,
             self.listing: 1,
         }
 
@@ -99,20 +100,27 @@ class Pooled:
             self.calls.rename(unfinished, path)
 
     def block_mapped(self) -> None:
-        index = sealed.choose(self.task, self.rng)
-        path = sealed.path(self.task, index)
-        try:
-            fd = self.calls.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            self.answer.misses += 1
+        opened = self._open_block()
+        if opened is None:
             return
-        data = sealed.content(self.task.seed, index)
+        fd, path, data = opened
         try:
             expect(path, "size", self.calls.fstat(fd).st_size, len(data))
             with mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as mapped:
                 expect(path, "content as mapped", mapped[:], data)
         finally:
             self.calls.close(fd)
+
+    def _open_block(self) -> tuple[int, str, bytes] | None:
+        """A descriptor of a block, its path and bytes; None for a miss."""
+        index = sealed.choose(self.task, self.rng)
+        path = sealed.path(self.task, index)
+        try:
+            fd = self.calls.open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            self.answer.misses += 1
+            return None
+        return fd, path, sealed.content(self.task.seed, index)
 
     # Files of one client
 
@@ -203,25 +211,9 @@ class Pooled:
     # Descriptors and listings
 
     def hold(self) -> None:
-        index = sealed.choose(self.task, self.rng)
-        path = sealed.path(self.task, index)
-        try:
-            fd = self.calls.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            self.answer.misses += 1
-            return
-        self.held.append((fd, path, sealed.content(self.task.seed, index)))
-        if len(self.held) > HELD:
-            self.let_go()
-
-    def read_held(self) -> None:
-        if self.held:
-            fd, path, data = self.rng.choice(self.held)
-            expect(path, "content by descriptor", self.calls.contents(fd), data)
-
-    def let_go(self) -> None:
-        if self.held:
-            self.calls.close(self.held.pop(0)[0])
+        opened = self._open_block()
+        if opened is not None:
+            self.held.add(*opened)
 
     def listing(self) -> None:
         """A listing has each name once, and only names that some client has made."""
@@ -236,6 +228,5 @@ class Pooled:
         expect(path, "names that no client has made", set(names) - made, set())
 
     def finish(self) -> None:
-        while self.held:
-            self.let_go()
+        self.held.let_all_go()
         self.answer.last = {str(name): version for name, version in self.last.items()}
