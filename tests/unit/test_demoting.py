@@ -72,12 +72,16 @@ async def refused_after(made: World, path: bytes) -> float:
     return trio.current_time() - before
 
 
+@pytest.mark.parametrize("demoted", [b"a", b"less"])
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_create_gets_the_room_of_a_demotion_that_ends(tmp_path: Path, *, fails: bool) -> None:
+def test_a_create_gets_the_room_of_a_demotion_that_ends(
+    tmp_path: Path, *, fails: bool, demoted: bytes
+) -> None:
     async def case(made: World) -> None:
         made.namespace("a", **STAYS)
+        made.namespace("less")
         async with (
-            demoting(made, await fill(made)) as moving,
+            demoting(made, await fill(made, demoted=demoted)) as moving,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(made.make_file, b"a/more", BYTES)
@@ -175,7 +179,6 @@ def test_creates_share_one_bound_while_no_demotion_ends(tmp_path: Path) -> None:
     ("settings", "writer", "demoted"),
     [
         ({"pin": "on"}, b"a", b"a"),  # the object stays in RAM as well
-        (STAYS, b"a", b"less"),  # the namespace gives nothing to one that has more
         (STAYS, b"slow", b"a"),  # the writer's namespace takes no room in RAM
     ],
 )
