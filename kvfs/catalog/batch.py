@@ -112,12 +112,14 @@ class BatchCatalog(Protocol):
     format: int
     answers: Answers
     complete_batch: "Callable[[Batch], None]"
+    committing: "Callable[[Batch], None]"
     names_changed: Callable[[Sequence[tuple[int, bytes, bool]], bool], None]
 
     def changing(self, inode: Inode) -> None: ...
     def inode(self, ino: int) -> Inode | None: ...
     def named(self, ino: int) -> object: ...
     def lookup(self, parent: int, name: bytes) -> Dentry | None: ...
+    def dentry(self, parent: int, cookie: int) -> Dentry | None: ...
     def names(self, parent: int, start: bytes) -> Iterator[bytes]: ...
     def xattr_names(self, ino: int) -> list[bytes]: ...
     def mark(self, kind: bytes, ino: int) -> bytes | None: ...
@@ -136,7 +138,8 @@ class Batch:
     """
 
     __slots__ = (
-        *("_before", "_catalog", "_changes", "_directories", "_put", "_then", "named", "sync"),
+        *("_before", "_catalog", "_changes", "_directories", "_put", "_then"),
+        *("dropped", "named", "sync"),
     )
 
     def __init__(self, catalog: BatchCatalog) -> None:
@@ -148,6 +151,7 @@ class Batch:
         self._then: list[Callable[[], None]] = []
         # Names in their order: directory, name, whether it was given (else taken).
         self.named: list[tuple[int, bytes, bool]] = []
+        self.dropped: set[int] = set()  # inodes that kvfs itself drops: other nodes keep theirs
         self.sync = False
 
     def then(self, consequence: Callable[[], None]) -> None:
@@ -213,6 +217,16 @@ class Batch:
         found = (value for changed, value in reversed(self._changes) if changed == key)
         return next(((True, value) for value in found), (False, None))
 
+    def inos(self) -> set[int]:
+        """The inodes whose records change, or that lose a name."""
+        found = {
+            int.from_bytes(key[1:], "big") for key, _ in self._changes if key[:1] == keys.INODES
+        }
+        for parent, name, given in self.named:
+            if not given and (entry := self._catalog.lookup(parent, name)) is not None:
+                found.add(entry.ino)
+        return found
+
     def inode(self, ino: int) -> Inode | None:
         """The record that was put last, else the catalog's; None if the inode was deleted."""
         changed, record = self._change_of(keys.INODES + keys.number_key(ino))
@@ -231,6 +245,12 @@ class Batch:
         if not changed:
             return self._catalog.lookup(parent, name)
         return None if value is None else keys.by_name(name, value)
+
+    def renames(self, parent: int, cookie: int) -> bool:
+        """Whether the entry of one link of an inode gets another name, or goes."""
+        changed, value = self._change_of(keys.COOKIES + keys.cookie_key(parent, cookie))
+        before = self._catalog.dentry(parent, cookie) if changed else None
+        return before is not None and value != keys.cookie_value(before)
 
     def names(self, parent: int, start: bytes = b"") -> Iterator[bytes]:
         """Names in a directory that begin with `start`, in no order."""
@@ -274,6 +294,10 @@ class Batch:
     def unmark(self, kind: bytes, ino: int) -> None:
         self._changes.append((kind + keys.number_key(ino), None))
 
+    def set_left(self, key: bytes, value: bytes) -> None:
+        """Note that an object has lost a name of the pool: `core/pool/leaving`."""
+        self._changes.append((keys.LEFT + key, value))
+
     def erase(self, kind: bytes, key: bytes) -> None:
         """Remove one key of a kind, whatever its meaning: for keys that cannot be decoded."""
         self._changes.append((kind + key, None))
@@ -293,6 +317,7 @@ class Batch:
         try:
             if self.named:
                 self._catalog.complete_batch(self)
+            self._catalog.committing(self)
             self._catalog.commit(self._changes, sync=self.sync)
         except BaseException:
             self._catalog.names_changed(self.named, False)  # noqa: FBT003

@@ -22,6 +22,8 @@ Keys (integers big endian, so that they sort):
 - k ino: not in the bucket, because another node has its name there. The value is since when, ns.
 - z number: a key to be deleted from the bucket. If a zero and an attempt follow: the key that this
   attempt may have made there; its outcome is unknown.
+- g KEY: an object that lost this name of the pool, and when: its digest, its time of modification,
+  and the time of the loss, both ns. See `core/pool/leaving`.
 - q index: a request that was carried out, and the inode that it made or 0 (`Answers`).
 - m name: facts about the whole: format, counter, session, changes (journal), ...
 """
@@ -42,6 +44,7 @@ STORED, UNSTORED, DELETED = b"s", b"u", b"z"
 CONTESTED = b"k"  # says nothing about the bucket's content: not one of those kinds
 BUCKET_KINDS = (STORED, UNSTORED, DELETED)
 GOING = b"e"
+LEFT = b"g"
 ANSWERS, FACTS = b"q", b"m"
 CHANGES = FACTS + b"changes"  # the number of the last change, which each change writes
 UNJOURNALED = FACTS + b"unjournaled"  # the last change that the journal was not meant to have

@@ -382,6 +382,40 @@ def test_earlier_version_does_not_come_back_with_a_new_index(pool: str, mount: M
     assert absent(a.path / "block")
 
 
+def test_unlinked_name_does_not_come_back_after_a_kill(pool: str, mount: Mount) -> None:
+    """The daemon dies before the index knows of the unlink, and the index loses its data."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for name in ("block", "other", "moved", "kept"):
+        write(a, name, name.encode())
+        gets(b, name, name.encode())
+    wait_for(lambda: announced(b) == 4, "the copies are announced")
+    index = redis.Redis(port=port_of(pool))
+    for kv in (a, b):
+        kv.allow_log("the pool's index")
+        kv.allow_log("the pool learns later")
+    index.client_pause(1500, all=True)  # ms
+    (a.path / "block").unlink()
+    (a.path / "other").write_bytes(b"a new version")
+    (a.path / "moved").rename(a.path / "elsewhere")
+    request(a.path, "evict", inos=[(a.path / "kept").stat().st_ino], drop=True)
+    a.kill_daemon()
+    ino = (a.path / "other").stat().st_ino
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
+    index.flushall()
+
+    def evicted() -> bool:
+        request(a.path, "evict", inos=[ino], drop=True)
+        return bool(index.hkeys("kvfs:kv:o:@0/other") == [b"gone"])
+
+    wait_for(evicted, "no node has it any more")
+    for name in ("block", "other", "moved"):
+        assert absent(a.path / name)
+        wait_for(partial(absent, b.path / name), "b lets its copy go")
+        assert absent(a.path / name)
+    gets(b, "elsewhere", b"moved")
+    gets(a, "kept", b"kept")  # only kvfs dropped it
+
+
 def test_index_that_hangs_costs_misses_only(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     for kv in (a, b):

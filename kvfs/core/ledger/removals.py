@@ -235,7 +235,8 @@ class Removals:
             self.invalidate_name(parent, entry.name, inode.ino)
 
     def _unlink_all(self, inode: Inode, batch: Batch) -> list[tuple[int, Dentry]]:
-        """Remove all names of an inode; return them."""
+        """Remove all names of an inode; return them. Other nodes of a pool keep theirs."""
+        batch.dropped.add(inode.ino)
         found = ((parent, self.catalog.dentry(parent, cookie)) for parent, cookie in inode.links)
         names = [(parent, entry) for parent, entry in found if entry is not None]
         for name in names:

@@ -141,6 +141,7 @@ class Walks:
             self._account_to_other(inode, batch)
             return
         if inode.is_file:  # it goes with the block before it, or with its namespace
+            batch.dropped.add(inode.ino)
             batch.then(partial(self.ledger.removals.count, inode, "incomplete"))
         if inode.ino in self.ledger.table.open:
             # It stays accounted to the dropped namespace until closed.

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import trio
 import trio.lowlevel
 
-from kvfs.catalog import Inode
+from kvfs.catalog import Batch, Inode
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.pool.digests import Digests
@@ -38,7 +38,7 @@ from kvfs.core.pool.entries import facts_of
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
 from kvfs.core.shared_work import start_task
-from kvfs.errors import KvfsError
+from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import LONG, Announcement, GoneEntry, Owner, Unlinked
@@ -63,6 +63,7 @@ class _Told(NamedTuple):
     version: int
     digest: bytes
     indexed: Unlinked  # the object itself, or the one that it is in conflict with
+    link: tuple[int, int]  # the directory and the cookie of its first name
     shared: bool = True  # changes of its name are for all nodes
 
     @classmethod
@@ -70,11 +71,18 @@ class _Told(NamedTuple):
         cls, inode: Inode, key: str, *, shared: bool = True, other: Unlinked | None = None
     ) -> "_Told":
         itself = Unlinked(key, inode.digest, inode.backing_mtime_ns)
-        return cls(key, inode.version, inode.digest, other or itself, shared)
+        return cls(key, inode.version, inode.digest, other or itself, inode.links[0], shared)
 
     def is_still(self, inode: Inode, key: str | None) -> bool:
         """Whether an object has the same content and key yet."""
         return (inode.version, inode.digest, key) == (self.version, self.digest, self.key)
+
+    def leaves(self, ino: int, batch: Batch) -> bool:
+        """Whether an object loses its content or its name in a batch."""
+        inode = batch.inode(ino)
+        if inode is None or (inode.version, inode.digest) != (self.version, self.digest):
+            return True
+        return self.link not in inode.links or batch.renames(*self.link)
 
 
 class Announcer:
@@ -146,6 +154,15 @@ class Announcer:
                 self.entries.leaving.changes(key, ino)
         self._changed.setdefault(ino, trio.current_time())
         self._wake.set()
+
+    def committing(self, batch: Batch) -> None:
+        """Write the names that programs take into their batch: the next daemon must know them."""
+        for ino in batch.inos() if self._told else ():
+            before = self._told.get(ino)
+            if before is None or not before.shared or ino in batch.dropped:
+                continue
+            if ino not in self._withdrawn and before.leaves(ino, batch):
+                self.entries.leaving.leaves(before.indexed, batch)
 
     def withdrawn(self, ino: int) -> None:
         """Learn that kvfs itself drops an object: its name is not free for other objects."""
@@ -334,6 +351,14 @@ class Announcer:
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(new)
+        self._save_left()
+
+    def _save_left(self) -> None:
+        """Write the names that left without a batch of their own, as below a renamed directory."""
+        try:
+            self.entries.leaving.save()
+        except CatalogError as error:
+            log.error("names that left the pool are not in the catalog yet: %s", error)
 
     def _wanted(self, inode: Inode, before: _Told | None) -> Announcement | None:
         """The announcement of an object as it is now; None if it belongs to this node only.

@@ -29,7 +29,7 @@ class PoolEntries:
         self.catalog = tree.catalog
         self.namespaces = tree.namespaces
         self.keys = Keys("")
-        self.leaving = Leaving()
+        self.leaving = Leaving(self.catalog)
 
     # Keys
 

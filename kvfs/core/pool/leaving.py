@@ -4,26 +4,53 @@ Contract: synchronous. `hides` says whether an object of the index would bring s
 change may reach the index 20 ms late, or much later if the index is down. After the index has lost
 its data, other nodes may announce such an object again, so this node tells all of them once more
 (`recent`). Times of modification tell an earlier object from one that a program has written since.
-At most REMEMBERED names, for an hour.
+At most REMEMBERED names, for an hour. The catalog has them as well, so that the next daemon knows
+them: `leaves` writes a name into the batch that takes it, and `save` writes all else.
 """
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
+from struct import Struct
 
+from kvfs.catalog import Batch, Catalog, keys
 from kvfs.pool.index import GONE_S, Unlinked
 from kvfs.s3.facts import Facts
 
+log = logging.getLogger(__name__)
+
 REMEMBERED = 1 << 16  # names; 26 MiB with keys of 50 bytes
+
+_VALUE = Struct(">16sQQ")  # the digest, the time of modification and the time of the loss, both ns
 
 
 class Leaving:
     """The keys of objects that change, leave, or have left."""
 
-    def __init__(self) -> None:
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
         self._pending: dict[str, int] = {}  # keys, and the inodes that had them
-        # By key, the oldest first: the latest object that left, and when: s of time.monotonic().
-        self._left: OrderedDict[str, tuple[Unlinked, float]] = OrderedDict()
+        # By key, the oldest first: the latest object that left, and when: ns since 1970.
+        self._left: OrderedDict[str, tuple[Unlinked, int]] = OrderedDict()
+        self._unsaved: set[str] = set()  # keys whose record in the catalog differs
+        self._load()
+
+    def _load(self) -> None:
+        """Read what the daemon before this one knew."""
+        found: list[tuple[int, Unlinked]] = []
+        for name, value in self.catalog.records(keys.LEFT):
+            key = name.decode("utf-8", "replace")
+            if len(value) == _VALUE.size:
+                digest, mtime_ns, when = _VALUE.unpack(value)
+                found.append((when, Unlinked(key, digest, mtime_ns)))
+            else:
+                log.error(
+                    "catalog %s: the record of the name %r is invalid", self.catalog.path, key
+                )
+        for when, left in sorted(found):
+            self._left[left.key] = left, when
 
     def changes(self, key: str, ino: int) -> None:
         """Note that an object with this key may lose it."""
@@ -33,6 +60,12 @@ class Leaving:
         """Note that the key stays with other nodes, or has an object again."""
         self._pending.pop(key, None)
 
+    def leaves(self, indexed: Unlinked, batch: Batch) -> None:
+        """Note that a batch takes the name of an object that the index has."""
+        latest, when = self._latest(indexed), time.time_ns()
+        batch.set_left(latest.key.encode(), _value(latest, when))
+        batch.then(partial(self._remember, latest, when))
+
     def announced(self, key: str, facts: Facts) -> None:
         """Note that the index has an object of this key, from here: perhaps one that left before.
 
@@ -41,32 +74,65 @@ class Leaving:
         left = self._left.get(key)
         if left is not None and facts.mtime_ns <= left[0].mtime_ns:
             del self._left[key]
+            self._unsaved.add(key)
 
     def told(self, indexed: Unlinked, ino: int, *, gone: bool) -> None:
         """Note that the index has learned of a change. gone: `indexed` was unlinked there."""
         key = indexed.key
         if self._pending.get(key) == ino:
             del self._pending[key]
-        if not gone:
-            return
-        before, _ = self._left.pop(key, (indexed, 0.0))
-        latest = max(before, indexed, key=lambda one: one.mtime_ns)
-        self._left[key] = latest, time.monotonic()
-        if len(self._left) > REMEMBERED:
-            self._left.popitem(last=False)
+        if gone:
+            latest = self._latest(indexed)
+            if self._left.get(key, (None, 0))[0] != latest:
+                self._unsaved.add(key)
+            self._remember(latest, time.time_ns())
 
     def hides(self, key: str, facts: Facts) -> bool:
         """Whether an object of the index is one that left, or an earlier one."""
         if key in self._pending:
             return True
-        left, when = self._left.get(key, (None, 0.0))
-        if left is None or time.monotonic() - when > GONE_S:
+        left, when = self._left.get(key, (None, 0))
+        if left is None or _is_old(when):
             return False
         return facts.digest == left.digest or facts.mtime_ns <= left.mtime_ns
 
     def recent(self) -> Iterator[Unlinked]:
         """The objects that left, the latest first."""
         for left, when in reversed(self._left.values()):
-            if time.monotonic() - when > GONE_S:
+            if _is_old(when):
                 return
             yield left
+
+    def save(self) -> None:
+        """Write what the catalog lacks, and forget names after an hour. Raises CatalogError."""
+        while self._left and _is_old(next(iter(self._left.values()))[1]):
+            self._unsaved.add(self._left.popitem(last=False)[0])
+        if not self._unsaved:
+            return
+        with self.catalog.batch() as batch:
+            for key in self._unsaved:
+                left, when = self._left.get(key, (None, 0))
+                if left is None:
+                    batch.erase(keys.LEFT, key.encode())
+                else:
+                    batch.set_left(key.encode(), _value(left, when))
+            batch.then(self._unsaved.clear)
+
+    def _latest(self, left: Unlinked) -> Unlinked:
+        """Of this object and one that lost the name before, the later one."""
+        before, _ = self._left.get(left.key, (left, 0))
+        return max(before, left, key=lambda one: one.mtime_ns)
+
+    def _remember(self, left: Unlinked, when: int) -> None:
+        self._left[left.key] = left, when
+        self._left.move_to_end(left.key)
+        if len(self._left) > REMEMBERED:
+            self._unsaved.add(self._left.popitem(last=False)[0])
+
+
+def _value(left: Unlinked, when: int) -> bytes:
+    return _VALUE.pack(left.digest, max(0, left.mtime_ns), when)
+
+
+def _is_old(when: int) -> bool:
+    return time.time_ns() - when > GONE_S * 10**9

@@ -112,6 +112,7 @@ class Pool:
     async def run(self) -> None:
         """Be a member of the pool, for ever."""
         self.ledger.catalog.watchers.append(self.announcer.changing)
+        self.ledger.catalog.committing = self.announcer.committing
         self.ledger.removals.withdrawn = self.announcer.withdrawn
         self.ledger.namespaces.pool_switched = self.announcer.switched
         self.ledger.namespaces.pool_dropped = self.switches.dropped
