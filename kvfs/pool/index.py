@@ -86,9 +86,10 @@ return 'here'
 )
 
 # Remove one owner, and the object with its last one. ARGV: the field of the owner, seconds to
-# remember a mark.
+# remember a mark, and perhaps the only value that the field may have.
 WITHDRAW = """
 local key = KEYS[1]
+if ARGV[3] and redis.call('HGET', key, ARGV[1]) ~= ARGV[3] then return 'kept' end
 redis.call('HDEL', key, ARGV[1])
 for _, name in ipairs(redis.call('HKEYS', key)) do
   if string.sub(name, 1, 1) == '@' then return 'kept' end
@@ -281,7 +282,7 @@ class Index:
         for one in wanted:
             name = self._object(one.key)
             words = [word for pair in one.facts.metadata().items() for word in pair]
-            owner = (f"@{one.owner.node}", " ".join(one.owner[1:]))
+            owner = (f"@{one.owner.node}", _owner_value(one.owner))
             how = ("new" if one.fresh else "again", *_dated(one.facts.digest, one.facts.mtime_ns))
             commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, *words)))
         replies = await self._ask(commands, LONG)
@@ -294,6 +295,15 @@ class Index:
             (name, ("EVAL", WITHDRAW, 1, name, f"@{node}", GONE_S)) for name in named
         ]
         return [_text(reply) == "gone" for reply in await self._ask(commands, LONG)]
+
+    async def forget_owners(self, key: str, owners: Iterable[Owner]) -> bool:
+        """Remove owners that have these very values yet. Returns whether the object has gone."""
+        name = self._object(key)
+        commands: list[tuple[str, Command]] = [
+            (name, ("EVAL", WITHDRAW, 1, name, f"@{one.node}", GONE_S, _owner_value(one)))
+            for one in owners
+        ]
+        return any(_text(reply) == "gone" for reply in await self._ask(commands, LONG))
 
     async def unlink(self, gone: Sequence[Unlinked], remembered: int = GONE_S) -> None:
         """Say that these objects, and earlier ones, were unlinked or replaced, for all nodes.
@@ -434,6 +444,11 @@ def _owners(fields: Mapping[str, str]) -> Iterator[Owner]:
             told = _OWNER.fullmatch(value)
             if told and _NODE.fullmatch(name[1:]):
                 yield Owner(name[1:], *told.groups())
+
+
+def _owner_value(owner: Owner) -> str:
+    """The value of an owner's field."""
+    return " ".join(owner[1:])
 
 
 def _read_held(reply: Reply) -> Held | None:

@@ -20,6 +20,7 @@ from tests.harness import KVFS, Mounted, wait_for
 MIB = 1 << 20
 BLOCK = 64 << 10
 BOTH = "ram=64M,nvme={tmp}/nvme,nvme_size=192M"
+WEIGHT = {"weight": "10"}
 WITHIN = 0.01  # of what a writer gets
 REFUSED = "writers get (ENOSPC|EDQUOT)"
 FULL = "nothing is demoted: the NVMe tier has no room"
@@ -233,17 +234,32 @@ def test_open_files_count_for_a_quota_of_objects(mount: Mount) -> None:
         assert os.statvfs(space).f_ffree == 9
 
 
-def test_what_others_need_not_give_is_no_room(mount: Mount) -> None:
-    """A namespace that gives nothing gets room from others only until their shares are equal."""
+@pytest.mark.parametrize(("others", "settings", "parts"), [(3800, {}, 2), (1600, WEIGHT, 11)])
+def test_what_others_need_not_give_is_no_room(
+    mount: Mount, others: int, settings: dict[str, str], parts: int
+) -> None:
+    """A namespace that gives nothing gets room from others only until their shares are equal.
+
+    parts: the others keep one part of the room. A demotion of theirs may give more.
+    """
     kv = mount(BOTH)
     kv.allow_log(FULL)
-    write(namespace(kv, "others"), 3800)
+    write(namespace(kv, "others", **settings), others)
     kv.idle()
     space = namespace(kv, "stays", eviction="never")
     share = free(space)
-    equal = (256 - 4) * MIB // 2
-    assert equal - 32 * MIB <= share <= equal, "less the half of what is in RAM and on NVMe"
+    assert near(share, (256 - 4) * MIB * (parts - 1) // parts)
     assert fill(space) >= share * (1 - WITHIN)
+
+
+def test_others_of_more_weight_give_copies_in_ram(mount: Mount) -> None:
+    kv = mount(BOTH)
+    kv.allow_log(FULL)
+    heavy = namespace(kv, "heavy", eviction="never", weight="300")
+    write(heavy, 60, MIB)
+    kv.idle()
+    check_fill(kv, namespace(kv, "stays", eviction="never"))
+    assert len(list(heavy.iterdir())) == 60
 
 
 @pytest.mark.parametrize("others", [1, 3])

@@ -175,7 +175,8 @@ def _for_one_file(
     """The bytes that one file of a namespace gets, `free` ones among them.
 
     The namespace gives all that it may. Others give until their ranks are less than its own: see
-    `Namespace.urgency`.
+    `Namespace.urgency`. Copies in RAM of what NVMe has too go whatever the rank: see
+    `Room.evict_copies`.
     """
 
     def evictable(one: Namespace) -> int:
@@ -185,8 +186,9 @@ def _for_one_file(
         return one.doubled_bytes if len(tiers) > 1 and not one.settings.pin else 0
 
     own, spaces = evictable(space), room.ledger.namespaces
-    free = max(0, free + own + in_both(space) + sum(map(evictable, spaces.dropped.values())))
-    others = [(one, evictable(one) + in_both(one)) for one in spaces if one is not space]
+    free += own + sum(map(evictable, spaces.dropped.values())) + sum(map(in_both, spaces))
+    free = max(0, free)
+    others = [(one, evictable(one)) for one in spaces if one is not space]
     least, most = free, free + sum(bytes_ for _, bytes_ in others)
     for _ in range(STEPS):
         middle = (least + most + 1) // 2

@@ -112,9 +112,8 @@ class Announcer:
             {"announced": 0, "withdrawn": 0, "unlinked": 0, "conflicts": 0, "stale": 0}
         )
         self._sizes: dict[int, int] = {}
-        self._earlier: dict[
-            int, int
-        ] = {}  # announced before the present change, or loss of the index
+        # Announced before the present change, or loss of the index
+        self._earlier: dict[int, int] = {}
         self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}

@@ -1,10 +1,10 @@
 """Fetches objects of other nodes, when programs open them.
 
 Contract: `fetch` returns when the object has a copy here, or raises NotFoundError, a miss. It asks
-one owner after the other, within `wait` seconds. An object has one fetch at a time, for all
-callers. A mover compares the digest before the copy gets a name (`kvfs.pool.fetching`). If no owner
-gives the object, its name goes, unless programs have it open: the next lookup asks the index again.
-The caller holds the inode's lock. `ahead` fetches an object for which no open waits, as long as a
+one owner after the other, within `wait` seconds together with the lookup of the name before. An
+object has one fetch at a time, for all callers. A mover compares the digest before the copy gets a
+name (`kvfs.pool.fetching`). If no owner gives the object, its name goes, unless programs have it
+open: the next lookup asks the index again. The caller holds the inode's lock. `ahead` fetches an object for which no open waits, as long as a
 `PrefetchRequest` wants it; an open that comes meanwhile joins the fetch.
 """
 
@@ -29,7 +29,7 @@ from kvfs.movement.movers import Moved, MoverPool, patience_for
 from kvfs.pool import fetching
 from kvfs.pool.errors import IndexDownError, NoFileError, PeerError
 from kvfs.pool.fetching import FetchJob, PeerFile
-from kvfs.pool.index import Lease, Owner
+from kvfs.pool.index import PATIENCE, Lease, Owner
 from kvfs.tiers import Reservation, Tier
 from kvfs.tiers.tier import FANOUT
 
@@ -41,6 +41,7 @@ COUNTERS = (
     *("prefetched", "prefetch_used", "prefetch_wasted"),
 )
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
+LOOKUP_S = 2 * PATIENCE  # s of the lookup that comes before an open: an entry, and its leases
 SMALL = 256 << 10  # bytes up to which a thread fetches: a mover takes 1 ms more to begin
 
 
@@ -88,7 +89,7 @@ class PoolFetch:
         elif not running.turn.urgent:
             self.budget.hurry(running.turn)
         self.opening(inode)
-        with trio.move_on_after(self.wait):
+        with trio.move_on_after(max(self.wait / 2, self.wait - LOOKUP_S)):
             await running.ended.wait()
         if not running.ended.is_set():
             raise NotFoundError(f"{self._named(inode.ino)} is not here within {self.wait:g} s")

@@ -9,15 +9,17 @@ QUIET seconds. Absence is believed for VALID seconds. Questions that come togeth
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.peers import Peers
+from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import GoneEntry, Index, PoolEntry
+from kvfs.pool.index import GoneEntry, Index, Owner, PoolEntry
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +68,23 @@ class PoolLookup:
     async def _ask(self, parent: int, name: bytes, key: str, folder: str) -> None:
         self.counters["lookups"] += 1
         entry, listed = await self.index.look(key, folder)
-        if isinstance(entry, PoolEntry) and await self.peers.usable(entry):
+        there = isinstance(entry, PoolEntry) and await self.peers.usable(entry)
+        if isinstance(entry, PoolEntry) and (dead := self.peers.dead(entry)):
+            start_task("dead owners of an object", partial(self._forget_owners, key, dead))
+        if isinstance(entry, PoolEntry) and there:
             self.remember(key, entry)
             self.counters["found"] += self.entries.enter(parent, name, key, entry)
         elif not (listed and self.entries.make_directory(parent, name)):
             self._absent.note(key)
+
+    async def _forget_owners(self, key: str, dead: Sequence[Owner]) -> None:
+        """Take dead owners out of the index, and the object's name out of its listing."""
+        try:
+            gone = await self.index.forget_owners(key, dead)
+            if gone and (listed := self.entries.folder_of(key)) is not None:
+                await self.index.unlist_names([listed])
+        except IndexDownError as error:
+            log.debug("dead owners of %s stay in the index: %s", key, error)
 
     async def sizes(self, keys: Sequence[str]) -> list[int]:
         """The sizes of the first of these objects, up to one that no live node has."""

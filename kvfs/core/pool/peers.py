@@ -2,7 +2,8 @@
 
 Contract: `run` renews our lease, and calls `lost` when the index has lost its data. A peer is
 *usable* if it has a lease with the incarnation of the entry, serves at an address, and has not
-failed lately. Leases are believed for LEASE_SEEN seconds. An address comes from a lease only, so
+failed lately. Leases are believed for LEASE_SEEN seconds. An owner is *dead* if for DEAD_S seconds
+no look found a lease of its node in that life. An address comes from a lease only, so
 an entry of the index cannot lead kvfs elsewhere.
 """
 
@@ -26,6 +27,7 @@ RENEW_S = 3.0
 LEASE_SEEN = 3.0  # s for which a lease is believed
 BACK_OFF, BACK_OFF_MOST = 1.0, 30.0  # s without requests after a failure; doubled each time
 REMEMBERED = 4096  # nodes
+DEAD_S = 600.0  # s after which owners are taken out of the index
 
 
 class Peers:
@@ -42,6 +44,9 @@ class Peers:
         self.why = "it was not asked yet"  # why our lease is not renewed; "" if it is
         self._leases: dict[str, tuple[float, Lease | None]] = {}  # when seen, and what
         self._failures: dict[str, tuple[float, float]] = {}  # no request until; the pause after it
+        # Nodes and their incarnations without a lease, and since when a look found none.
+        self._without: dict[tuple[str, str], float] = {}
+        self._renewed = math.inf  # trio's time of the last renewal of our lease
 
     async def run(self) -> None:
         """Renew our lease, for ever."""
@@ -63,6 +68,9 @@ class Peers:
             self.news.tell("index up")
             log.info("the pool's index answers again")
         self.why = ""
+        away, self._renewed = trio.current_time() - self._renewed, trio.current_time()
+        if epoch == self.epoch and away > DEAD_S / 2:
+            self.lost()  # others may have taken this node out
         if epoch != self.epoch:
             if self.epoch:
                 self.news.tell("index empty")
@@ -102,6 +110,21 @@ class Peers:
         found = [(owner, lease) for owner, lease in served if lease is not None]
         random.shuffle(found)  # equal ones share the load
         return sorted(found, key=lambda one: (one[0].tier != "ram", one[1].load))
+
+    def dead(self, entry: PoolEntry) -> list[Owner]:
+        """The dead owners of an entry, whose leases have just been looked up."""
+        now, found = trio.current_time(), []
+        for owner in entry.owners:
+            if owner.node not in self._leases or owner.node == self.me().node:
+                continue
+            life, lease = (owner.node, owner.incarnation), self._leases[owner.node][1]
+            if lease is not None and lease.incarnation == owner.incarnation:
+                self._without.pop(life, None)
+            elif now - self._without.setdefault(life, now) >= DEAD_S:
+                found.append(owner)
+        while len(self._without) > REMEMBERED:
+            del self._without[next(iter(self._without))]
+        return found
 
     def _serves(self, owner: Owner) -> Lease | None:
         """The lease of a node that has been looked up, if it lives on and serves its files."""

@@ -1,0 +1,99 @@
+"""Dead nodes in the index: their objects go, and those of nodes that came back do not."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.core.pool import peers
+from kvfs.core.pool.news import News
+from kvfs.core.pool.peers import Peers
+from kvfs.pool.index import Index, Lease, Owner, PoolEntry
+from tests.pool.servers import free_port, server
+from tests.pool.test_index import LIFE, A, B, index, said
+
+LATER = "fedcba9876543210"
+
+
+def lease(node: str, life: str = LIFE) -> Lease:
+    return Lease(node, life, "127.0.0.1:7000")
+
+
+@asynccontextmanager
+async def reader(port: int, lost: Callable[[], None] = lambda: None) -> AsyncIterator[Peers]:
+    """The peers as a third node sees them."""
+    async with index(port) as found:
+        yield Peers(found, lambda: lease("c"), lost, News())
+
+
+async def entry_of(index: Index, key: str) -> PoolEntry:
+    (found,) = await index.find([key], patience=2.0)
+    assert isinstance(found, PoolEntry)
+    return found
+
+
+async def dead_after_a_look(seen: Peers, entry: PoolEntry) -> list[Owner]:
+    await seen.usable(entry, patience=2.0)
+    return seen.dead(entry)
+
+
+def test_dead_owners_leave_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def case(port: int) -> None:
+        async with reader(port) as seen:
+            await seen.index.renew(lease(B), "1" * 16, 0)
+            await seen.index.announce([said("@0/x", b"x", A), said("@0/x", b"x", B)])
+            await seen.index.announce([said("@0/y", b"y", A)])
+            both, one = await entry_of(seen.index, "@0/x"), await entry_of(seen.index, "@0/y")
+            assert await dead_after_a_look(seen, both) == []  # A may only be late
+            monkeypatch.setattr(peers, "DEAD_S", 0)
+            assert await dead_after_a_look(seen, both) == list(one.owners)
+            assert not await seen.index.forget_owners("@0/x", one.owners)
+            assert await seen.index.forget_owners("@0/y", one.owners)
+            both = await entry_of(seen.index, "@0/x")
+            assert [owner.node for owner in both.owners] == [B]
+            assert await seen.index.find(["@0/y"], patience=2.0) == [None]
+
+    run(case, tmp_path)
+
+
+def test_node_that_came_back_keeps_its_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(port: int) -> None:
+        async with reader(port) as seen:
+            await seen.index.announce([said("@0/x", b"x", A)])
+            entry = await entry_of(seen.index, "@0/x")
+            monkeypatch.setattr(peers, "DEAD_S", 0)
+            dead = await dead_after_a_look(seen, entry)
+            again = said("@0/x", b"x", A, fresh=False)
+            owner = again.owner._replace(incarnation=LATER)
+            await seen.index.announce([again._replace(owner=owner)])
+            assert not await seen.index.forget_owners("@0/x", dead)
+            entry = await entry_of(seen.index, "@0/x")
+            assert list(entry.owners) == [owner]
+
+    run(case, tmp_path)
+
+
+def test_node_that_was_away_for_long_announces_all_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(port: int) -> None:
+        lost: list[int] = []
+        async with reader(port, lambda: lost.append(1)) as seen:
+            await seen.renew()
+            await seen.renew()
+            assert len(lost) == 1  # at the start
+            monkeypatch.setattr(peers, "DEAD_S", 0)
+            await seen.renew()
+            assert len(lost) == 2
+
+    run(case, tmp_path)
+
+
+def run(case: Callable[[int], Awaitable[None]], tmp_path: Path) -> None:
+    port = free_port()
+    with server(tmp_path, port):
+        trio.run(case, port)
