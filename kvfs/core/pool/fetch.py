@@ -4,8 +4,9 @@ Contract: `fetch` returns when the object has a copy here, or raises NotFoundErr
 one owner after the other, within `wait` seconds together with the lookup of the name before. An
 object has one fetch at a time, for all callers. A mover compares the digest before the copy gets a
 name (`kvfs.pool.fetching`). If no owner gives the object, its name goes, unless programs have it
-open: the next lookup asks the index again. The caller holds the inode's lock. `ahead` fetches an object for which no open waits, as long as a
-`PrefetchRequest` wants it; an open that comes meanwhile joins the fetch.
+open: the next lookup asks the index again. The caller holds the inode's lock. `ahead` fetches an
+object for which no open waits, as long as a `PrefetchRequest` wants it; an open that comes
+meanwhile joins the fetch.
 """
 
 import logging
