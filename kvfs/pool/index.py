@@ -245,14 +245,28 @@ class Index:
         replies = await self._ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
         return [_read_held(reply) for reply in replies]
 
-    async def look(self, key: str, folder: str) -> tuple[PoolEntry | GoneEntry | None, bool]:
-        """Return the entry of an object, and whether a directory (folder) has names."""
-        name, listed = self._object(key), self._folder(folder)
+    async def look(
+        self, key: str, folder: str, namespace: str = ""
+    ) -> tuple[PoolEntry | GoneEntry | None, bool, int]:
+        """Return the entry of an object, and whether a directory (folder) has names.
+
+        namespace: its escaped name, if it may be one. The third value is the version of it, or 0.
+        """
+        name, listed, at = self._object(key), self._folder(folder), self._version(namespace)
         commands: list[tuple[str, Command]] = [(name, ("HGETALL", name))]
         if folder:
             commands.append((listed, ("EXISTS", listed)))
-        reply, *exists = await self._ask(commands, PATIENCE)
-        return read_entry(key, reply), exists == [1]
+        if namespace:
+            commands.append((at, ("HGETALL", at)))
+        reply, *more = await self._ask(commands, PATIENCE)
+        version = _read_switch(more.pop()).version if namespace else 0
+        return read_entry(key, reply), more == [1], version
+
+    async def have_names(self, folders: Sequence[str], *, patience: float = LONG) -> list[bool]:
+        """Return which of these directories have names."""
+        named = [self._folder(folder) for folder in folders]
+        replies = await self._ask([(name, ("EXISTS", name)) for name in named], patience)
+        return [reply == 1 for reply in replies]
 
     async def names(self, folder: str) -> list[str]:
         """The names that the index lists in a directory; some may be gone."""
@@ -305,17 +319,17 @@ class Index:
         ]
         return any(_text(reply) == "gone" for reply in await self._ask(commands, LONG))
 
-    async def unlink(self, gone: Sequence[Unlinked], remembered: int = GONE_S) -> None:
+    async def unlink(self, gone: Sequence[Unlinked], remembered: int = GONE_S) -> list[bool]:
         """Say that these objects, and earlier ones, were unlinked or replaced, for all nodes.
 
         remembered: seconds for which nodes that have such an object, or an earlier one of its name,
-        let it go; 0: they keep it.
+        let it go; 0: they keep it. Returns whether no object has each name now.
         """
         commands: list[tuple[str, Command]] = []
         for one in gone:
             name, dated = self._object(one.key), _dated(one.digest, one.mtime_ns)
             commands.append((name, ("EVAL", UNLINK, 1, name, *dated, remembered, GONE_S)))
-        await self._ask(commands, LONG)
+        return [_text(reply) == "gone" for reply in await self._ask(commands, LONG)]
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Add names (folder, name) to the listings."""

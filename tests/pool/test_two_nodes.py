@@ -690,6 +690,48 @@ def test_version_of_a_namespace_is_for_all_nodes(pool: str, mount: Mount) -> Non
     wait_for(lambda: os.getxattr(b.path / "ns", "user.kvfs.version") == b"4", "b follows later")
 
 
+def test_namespace_of_one_node_is_a_directory_of_all(
+    pool: str, mount: Mount, tmp_path: Path
+) -> None:
+    """Settings are for one node. They take no object away from the others."""
+    templates = tmp_path / "namespaces.toml"
+    templates.write_text('[namespace."tmpl*"]\nquota_hard = "30M"\n')
+    a, b = node(mount, pool, "a"), node(mount, f"{pool},namespaces={templates}", "b")
+    make_namespace(a, quota_hard="20M")
+    write(a, "ns/block", b"x")
+    gets(b, "ns/block", b"x")
+    assert os.listdir(b.path) == ["ns"]
+    (b.path / "plain" / "below").mkdir(parents=True)
+    write(b, "plain/below/of b", b"b")
+    gets(a, "plain/below/of b", b"b")
+    os.setxattr(a.path / "plain", "user.kvfs.quota_hard", b"20M")
+    write(a, "plain/of a", b"a")
+    gets(b, "plain/of a", b"a")
+    assert read(a.path / "plain" / "below" / "of b") == b"b"
+    assert a.status()["pool"]["counters"]["unlinked"] == 0
+    (a.path / "tmpl@1").mkdir()
+    write(a, "tmpl@1/block", b"t")
+    gets(b, "tmpl@1/block", b"t")
+    assert os.getxattr(b.path / "tmpl@1", "user.kvfs.quota_hard") == b"30M"
+
+
+def test_directory_follows_the_version_of_a_namespace(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    make_namespace(a)
+    write(a, "ns/block", b"old")
+    gets(b, "ns/block", b"old")
+    change_namespace(a, "version", "2")
+    wait_for(lambda: os.getxattr(b.path / "ns", "user.kvfs.version") == b"2", "b follows")
+    write(a, "ns/block", b"new")
+    gets(b, "ns/block", b"new")
+    c = node(mount, pool, "c")
+    wait_for(lambda: os.listdir(c.path) == ["ns"], "the listing shows it")
+    gets(c, "ns/block", b"new")
+    request(a.path, "ns_drop", name="ns")
+    for kv in (b, c):
+        wait_for(partial(absent, kv.path / "ns"), "all drop it")
+
+
 def make_namespace_again(kv: Mounted) -> None:
     """Make the namespace, unless NVMe has kept it."""
     if absent(kv.path / "ns"):

@@ -51,6 +51,7 @@ COLLECT_S = 0.02  # s for which changes are collected: one pipeline for many
 AT_ONCE = 256  # objects in one pipeline
 STEP = 256  # objects that a rebuild looks at between two turns of the loop
 REBUILD_PAUSE = 0.01  # s between two steps: some 20,000 objects/s, and the loop is free
+LISTED_S = 60.0  # s for which folders are believed to be in the listings
 AGAIN_S = 1.0  # s after a failure of the index
 CLOCK_STEP_NS = 10**7  # the clock of files may be a tick behind
 DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one more, and stays here
@@ -123,7 +124,10 @@ class Announcer:
         self._telling_since = math.inf  # trio's time of the oldest change in this turn
         self._in_turn: set[int] = set()  # objects whose state the index is being told
         self._withdrawn: set[int] = set()
-        self._listed: set[str] = set()  # folders whose way from the top is in the listings
+        # Folders whose way from the top is in the listings, and trio's time of the first of them.
+        # Nodes take folders without names out of the listings.
+        self._listed: set[str] = set()
+        self._listed_since = -math.inf
         self._wake = trio.Event()
         self._rebuild = False
         self._logged = False  # that changes wait
@@ -335,7 +339,8 @@ class Announcer:
                     left.append(before.key)
             if inode is not None and wanted is not None:
                 new.append((ino, wanted))
-        await self.index.unlink([before.indexed for before in gone.values()])
+        unlinked = await self.index.unlink([before.indexed for before in gone.values()])
+        await self._unlist([before.key for before in gone.values()], unlinked)
         for ino, before in told.items():
             again = self._told.get(ino)  # it has changed once more meanwhile
             if again is None or again.key != before.key:
@@ -486,15 +491,21 @@ class Announcer:
         if found is None:
             return []
         names, (folder, _) = [found], found
+        if trio.current_time() - self._listed_since > LISTED_S:
+            self._listed.clear()
+            self._listed_since = trio.current_time()
         while folder not in self._listed:
             self._listed.add(folder)
-            above, slash, name = folder.rstrip("/").rpartition("/")
-            if not slash:
+            above = self.entries.above(folder)
+            if above is None:
                 break
-            names.append((f"{above}/", f"{name}/"))
-            folder = f"{above}/"
+            names.append(above)
+            folder = above[0]
         return names
 
     async def _unlist(self, keys: Iterable[str], gone: Iterable[bool]) -> None:
         found = (self.entries.folder_of(key) for key, last in zip(keys, gone, strict=True) if last)
-        await self.index.unlist_names([one for one in found if one is not None])
+        names = [one for one in found if one is not None]
+        if names:
+            self._listed.clear()
+        await self.index.unlist_names(names)

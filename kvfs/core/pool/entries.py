@@ -8,15 +8,20 @@ import logging
 import stat
 from functools import partial
 
-from kvfs.catalog import Dentry, Inode
+from kvfs.catalog import ROOT_INO, Dentry, Inode
+from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.names.tree import Tree, is_name
 from kvfs.core.pool.leaving import Leaving
 from kvfs.pool.index import PoolEntry
 from kvfs.s3.facts import Facts
-from kvfs.s3.keys import KEY_MAX, Keys, unescape
+from kvfs.s3.keys import KEY_MAX, Keys, ObjectName, unescape
+from kvfs.settings import Settings
 
 log = logging.getLogger(__name__)
 
+# s after a drop for which the other nodes may have objects of the namespace still: it would come
+# back as a directory with their names.
+DROPPED_S = 10.0
 DIRECTORY_MODE = 0o755  # of directories that only the index lists
 
 
@@ -30,6 +35,7 @@ class PoolEntries:
         self.namespaces = tree.namespaces
         self.keys = Keys("")
         self.leaving = Leaving(self.catalog)
+        self.dropped: LastSeen[str] = LastSeen()  # namespaces, by name
 
     # Keys
 
@@ -46,7 +52,7 @@ class PoolEntries:
         if self.namespaces.places.is_temporary(directory, entry.name):
             return None
         name = self.namespaces.bucket_name(inode, dropped=True)
-        return None if name is None else self.keys.of(name)
+        return None if name is None else self.keys.of(_in_pool(name))
 
     def key_of_name(self, parent: int, name: bytes) -> tuple[str, str] | None:
         """The key of a name that is not known here, and its folder if it may be a directory."""
@@ -56,10 +62,15 @@ class PoolEntries:
         called = self.namespaces.bucket_name(directory, name)
         if called is None or self.namespaces.places.is_temporary(directory, name):
             return None
-        folder = self.keys.folder(*called)
+        called = _in_pool(called)
+        folder = self.keys.folder(*called) if called.namespace else self.top_folder(name)
         if len(folder) > KEY_MAX or self.namespaces.places.block_of(directory, name):
             folder = ""
         return self.keys.of(called), folder
+
+    def top_folder(self, name: bytes, version: int = 1) -> str:
+        """The folder of a top-level directory, which is a namespace in the pool."""
+        return self.keys.folder(name, version)
 
     def folder(self, ino: int) -> str | None:
         """The folder that lists the names in a directory; None if the pool has none for it."""
@@ -69,6 +80,7 @@ class PoolEntries:
         called = None if directory is None else self.namespaces.bucket_name(directory, b"x")
         if called is None:
             return None
+        called = _in_pool(called)
         found = self.keys.folder(*called[:2], called.path.rpartition(b"/")[0])
         return found if len(found) <= KEY_MAX else None
 
@@ -80,6 +92,14 @@ class PoolEntries:
         """The folder that lists a key, and its name there; None for the key of a long name."""
         folder, slash, name = key.rpartition("/")
         return None if key.startswith(self.keys.long) or not slash else (f"{folder}/", name)
+
+    def above(self, folder: str) -> tuple[str, str] | None:
+        """The folder that lists a folder, and its name there; None for the top."""
+        above, slash, name = folder.rstrip("/").rpartition("/")
+        if slash:
+            return f"{above}/", f"{name}/"
+        top = name.rpartition("@")[0].replace("%40", "@")
+        return (self.keys.folder(b"", 0), f"{top}/") if top else None
 
     # Names
 
@@ -112,16 +132,26 @@ class PoolEntries:
             batch.then(partial(self.ledger.accounts.enter, inode))
         return True
 
-    def make_directory(self, parent: int, name: bytes) -> bool:
-        """Make a directory that the index lists. False if names or templates forbid it."""
+    def make_directory(self, parent: int, name: bytes, version: int = 1) -> bool:
+        """Make a directory that the index lists. False if names or templates forbid it.
+
+        version: of a top-level directory; a greater one than 1 makes it a namespace.
+        """
         directory = self._directory(parent)
         if directory is None or self.catalog.lookup(parent, name) is not None:
             return directory is not None
-        top = directory.ino == 1
-        if top and self.tree.templates(name.decode("utf-8", "surrogateescape")) is not None:
-            return False  # here it would be a namespace, which has other keys
+        settings = None
+        if directory.ino == ROOT_INO:
+            text = name.decode("utf-8", "surrogateescape")
+            settings = self.tree.templates(text)
+            if settings is not None and not settings.pool:
+                return False
+            if self.dropped.age(text) < DROPPED_S or self.namespaces.last_dropped(text):
+                return False
+            if version > 1:
+                settings = (settings or Settings()).changed({"version": str(version)})
         mode = stat.S_IFDIR | DIRECTORY_MODE
-        self.tree.make(parent, name, mode, directory.uid, directory.gid)
+        self.tree.make(parent, name, mode, directory.uid, directory.gid, settings=settings)
         return True
 
     def forget(self, ino: int) -> None:
@@ -141,6 +171,16 @@ class PoolEntries:
         if found is None or not found.is_dir or not found.links:
             return None
         return None if self.namespaces.is_dropped(found) else found
+
+
+def _in_pool(name: ObjectName) -> ObjectName:
+    """The name of an object in the pool, from its name in a bucket.
+
+    A top-level directory is a namespace of version 1 there, with and without settings: nodes may
+    have different ones.
+    """
+    top, slash, path = name.path.partition(b"/")
+    return ObjectName(top, 1, path) if slash and not name.namespace else name
 
 
 def facts_of(inode: Inode, model: str) -> Facts:

@@ -11,6 +11,7 @@ from functools import partial
 
 import trio
 
+from kvfs.catalog import ROOT_INO
 from kvfs.core.bucket.listing.bucket_listing import some
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.lookup import PoolLookup
@@ -18,6 +19,7 @@ from kvfs.core.shared_work import SharedWork, WorkByKey
 from kvfs.errors import KvfsError
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import PoolEntry
+from kvfs.s3.keys import escape
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +77,30 @@ class PoolListing:
                 and self.entries.catalog.lookup(ino, name) is None
             }
             objects = [key for key in new if not key.endswith("/")]
-            for key in new.keys() - set(objects):
-                self.entries.make_directory(ino, new[key])
+            await self._make(ino, folder, [new[key] for key in new if key.endswith("/")])
             found = await self.lookup.index.find(objects, patience=WAIT)
+            old = [key for key, entry in zip(objects, found, strict=True) if entry is None]
+            await self.lookup.index.unlist_names((folder, key[len(folder) :]) for key in old)
             for key, entry in zip(objects, found, strict=True):
                 if isinstance(entry, PoolEntry) and await self._is_usable(entry):
                     self.lookup.remember(key, entry)
                     self.entries.enter(ino, new[key], key, entry)
             await trio.lowlevel.checkpoint()
+
+    async def _make(self, ino: int, folder: str, names: list[bytes]) -> None:
+        """Make the listed directories that have names, and take the others out of the listing."""
+        below = [f"{folder}{escape(name)}/" for name in names]
+        versions = [1] * len(names)
+        if ino == ROOT_INO:
+            told = await self.lookup.index.switches([escape(name) for name in names])
+            versions = [max(1, switch.version) for switch in told]
+            below = list(map(self.entries.top_folder, names, versions))
+        have = await self.lookup.index.have_names(below)
+        for name, version, has in zip(names, versions, have, strict=True):
+            if has:
+                self.entries.make_directory(ino, name, version)
+        old = [name for name, has in zip(names, have, strict=True) if not has]
+        await self.lookup.index.unlist_names((folder, f"{escape(name)}/") for name in old)
 
     async def _is_usable(self, entry: PoolEntry) -> bool:
         return bool(await self.lookup.peers.usable(entry, patience=WAIT))

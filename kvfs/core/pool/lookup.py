@@ -13,13 +13,15 @@ from functools import partial
 
 import trio
 
+from kvfs.catalog import ROOT_INO
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.peers import Peers
 from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import GoneEntry, Index, Owner, PoolEntry
+from kvfs.pool.index import PATIENCE, GoneEntry, Index, Owner, PoolEntry
+from kvfs.s3.keys import escape
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +69,18 @@ class PoolLookup:
 
     async def _ask(self, parent: int, name: bytes, key: str, folder: str) -> None:
         self.counters["lookups"] += 1
-        entry, listed = await self.index.look(key, folder)
+        top = escape(name) if parent == ROOT_INO and folder else ""
+        entry, listed, version = await self.index.look(key, folder, top)
+        if version > 1:
+            folder = self.entries.top_folder(name, version)
+            (listed,) = await self.index.have_names([folder], patience=PATIENCE)
         there = isinstance(entry, PoolEntry) and await self.peers.usable(entry)
         if isinstance(entry, PoolEntry) and (dead := self.peers.dead(entry)):
             start_task("dead owners of an object", partial(self._forget_owners, key, dead))
         if isinstance(entry, PoolEntry) and there:
             self.remember(key, entry)
             self.counters["found"] += self.entries.enter(parent, name, key, entry)
-        elif not (listed and self.entries.make_directory(parent, name)):
+        elif not (listed and self.entries.make_directory(parent, name, version)):
             self._absent.note(key)
 
     async def _forget_owners(self, key: str, dead: Sequence[Owner]) -> None:

@@ -103,6 +103,10 @@ class Pool:
     def _index_lost(self) -> None:
         self.announcer.announce_all()
 
+    def _namespace_dropped(self, name: str) -> None:
+        self.entries.dropped.note(name)
+        self.switches.dropped(name)
+
     def _nodes_changed(self, how: str, names: list[str]) -> None:
         self.news.tell(f"node {how}", nodes=named(names), live=1 + len(self.nodes))
         log.info("nodes of the pool have %s: %s", how, named(names))
@@ -115,7 +119,7 @@ class Pool:
         self.ledger.catalog.committing = self.announcer.committing
         self.ledger.removals.withdrawn = self.announcer.withdrawn
         self.ledger.namespaces.pool_switched = self.announcer.switched
-        self.ledger.namespaces.pool_dropped = self.switches.dropped
+        self.ledger.namespaces.pool_dropped = self._namespace_dropped
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.servers.run)
             nursery.start_soon(self.reads.run)

@@ -4,13 +4,13 @@ Contract: `run` runs as long as the mount. It asks the index about each namespac
 seconds, and at once when settings change here. A greater version of the index is set here, and ours
 there. A drop has a random token in the index. The catalog has the last token of each name, so a
 drop is carried out once here, and not in a namespace that is made later. A namespace of which the
-catalog has no token is new to the pool: no earlier drop concerns it. Namespaces with `pool=off`
-neither tell nor learn.
+catalog has no token is new to the pool: no earlier drop concerns it. A top-level directory without
+settings learns as well, and becomes a namespace with the first greater version. Namespaces with
+`pool=off` neither tell nor learn.
 """
 
 import logging
 import secrets
-from collections.abc import Iterator
 from typing import Protocol
 
 import trio
@@ -26,6 +26,7 @@ from kvfs.s3.keys import escape
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # s between two questions about all namespaces
+STEP = 1024  # new entries of the top in a look: some 10 ms if all are directories
 NONE = "-"  # in place of a token: the name was never dropped
 
 
@@ -48,6 +49,8 @@ class NamespaceSwitches:
         self._dropped: dict[str, str] = {}  # names dropped here and their tokens, not told yet
         self._applying = False  # what another node has told
         self._logged = ""  # the last failure
+        self._top = 0  # the cookie of the last entry of the top that was looked at
+        self._directories: dict[int, int] = {}  # of the top: cookies and inodes
 
     def dropped(self, name: str) -> None:
         """Learn that a command has dropped a namespace here."""
@@ -82,12 +85,21 @@ class NamespaceSwitches:
                 del self._dropped[name]
 
     async def _compare(self) -> None:
-        names = [name for name, _ in self._shared()]
+        self._find_directories()
+        names = list(self._shared())
         told = await self.index.switches([_key(name) for name in names])
-        ours = dict(self._shared())  # as they are now
+        ours = self._shared()  # as they are now
         for name, switch in zip(names, told, strict=True):
             if name in ours and name not in self._dropped:
-                await self._follow(name, ours[name].settings.version, switch)
+                await self._follow(name, ours[name], switch)
+
+    def _find_directories(self) -> None:
+        """Look at entries of the top that are new."""
+        for entry in self.catalog.entries_after(ROOT_INO, self._top, STEP):
+            self._top = entry.cookie
+            found = self.catalog.inode(entry.ino)
+            if found is not None and found.is_dir and entry.ino != ROOT_INO:
+                self._directories[entry.cookie] = entry.ino
 
     async def _follow(self, name: str, version: int, switch: Switch) -> None:
         assert self.commands is not None
@@ -107,10 +119,26 @@ class NamespaceSwitches:
         elif switch.version < version and version > 1:
             await self.index.set_version(_key(name), version)
 
-    def _shared(self) -> Iterator[tuple[str, Namespace]]:
-        for one in self.namespaces:
-            if one.ino != ROOT_INO and one.settings.pool and self.commands is not None:
-                yield self.namespaces.name(one.ino), one
+    def _shared(self) -> dict[str, int]:
+        """The names of top-level directories that take part, and their versions."""
+        if self.commands is None:
+            return {}
+        spaces = {one.ino: one for one in self.namespaces if one.ino != ROOT_INO}
+        found = {
+            self.namespaces.name(ino): one.settings.version
+            for ino, one in spaces.items()
+            if one.settings.pool
+        }
+        mount = self.namespaces.own(ROOT_INO)
+        if mount is not None and not mount.settings.pool:
+            return found
+        for cookie, ino in list(self._directories.items()):
+            entry = self.catalog.dentry(ROOT_INO, cookie)
+            if entry is None or entry.ino != ino:
+                del self._directories[cookie]
+            elif ino not in spaces:
+                found[entry.name.decode("utf-8", "surrogateescape")] = 1
+        return found
 
     def _note(self, name: str, token: str) -> None:
         with self.catalog.batch() as batch:
