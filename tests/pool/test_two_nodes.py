@@ -604,6 +604,32 @@ def change_namespace(kv: Mounted, setting: str, value: str) -> None:
     os.setxattr(kv.path / "ns", f"user.kvfs.{setting}", value.encode())
 
 
+def test_directory_renamed_again_and_again_is_in_one_place(pool: str, mount: Mount) -> None:
+    """Renames come while the index learns of earlier ones."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    (a.path / "top" / "0" / "below").mkdir(parents=True)
+    names = ["one", "two", *(f"below/{number}" for number in range(20))]
+    for name in names:
+        (a.path / "top" / "0" / name).write_bytes(name.encode())
+    wait_for(lambda: announced(a) == len(names), "all are announced")
+    for number in range(300):
+        (a.path / "top" / f"{number % 4}").rename(a.path / "top" / f"{(number + 1) % 4}")
+        read(b.path / "top" / f"{number % 4}" / names[number % len(names)])
+    index = redis.Redis(port=port_of(pool), decode_responses=True)
+    last = a.path / "top" / "0"
+    keys = sorted(f"kvfs:kv:o:top@1/0/{name}" for name in names)
+
+    def owned() -> list[str]:
+        found = [str(key) for key in index.keys("kvfs:kv:o:*")]
+        return sorted(key for key in found if index.hkeys(key) != ["gone"])
+
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
+    wait_for(lambda: owned() == keys, "they are in one place")
+    for name in names:
+        assert read(last / name) == name.encode()
+        gets(b, f"top/0/{name}", name.encode())
+
+
 def test_namespace_with_pool_off_is_in_no_index(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     make_namespace(a, pool="off")

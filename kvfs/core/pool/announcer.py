@@ -86,6 +86,14 @@ class _Told(NamedTuple):
         return self.link not in inode.links or batch.renames(*self.link)
 
 
+class Indexed(NamedTuple):
+    """What the index has of an object of this node."""
+
+    version: int
+    size: int
+    folder: str  # of its key there; the whole key if it is a hash of a long name
+
+
 class Announcer:
     """Announces the objects of one mount as those of `node`."""
 
@@ -107,22 +115,24 @@ class Announcer:
         self.digests = Digests(transfers, movers)
         self.fetched = fetched
         self.news = news
-        self.announced: dict[int, int] = {}  # inodes, and which version of each
+        self.announced: dict[int, Indexed] = {}  # by inode
         self.bytes = 0  # of the announced objects
         self.counters = Counter(
             {"announced": 0, "withdrawn": 0, "unlinked": 0, "conflicts": 0, "stale": 0}
         )
-        self._sizes: dict[int, int] = {}
         # Announced before the present change, or loss of the index
-        self._earlier: dict[int, int] = {}
+        self._earlier: dict[int, Indexed] = {}
+        self._folders: dict[str, str] = {}  # each folder of `Indexed` once
         self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
         self._told: dict[int, _Told] = {}
+        self._taken: set[int] = set()  # lost a name here, and the index does not have the next one
         self._others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
         self._began_ns = time.time_ns() - CLOCK_STEP_NS
         self._telling_since = math.inf  # trio's time of the oldest change in this turn
-        self._in_turn: set[int] = set()  # objects whose state the index is being told
+        # Objects whose state the index is being told, and the keys that it gets of them, or "".
+        self._in_turn: dict[int, str] = {}
         self._withdrawn: set[int] = set()
         # Folders whose way from the top is in the listings, and trio's time of the first of them.
         # Nodes take folders without names out of the listings.
@@ -144,19 +154,50 @@ class Announcer:
         """Learn of a record that is about to change."""
         if not inode.is_file:
             return
+        if inode.ino not in self._told and self._may_be_indexed(inode):
+            known = self.ledger.catalog.inode(inode.ino)
+            if known is not None:
+                self._note_told(known, shared=self.entries.is_shared(known))
+        self.announce(inode.ino)
+
+    def _may_be_indexed(self, inode: Inode) -> bool:
+        """Whether the index may have an object, perhaps since before the daemon's start."""
         ino = inode.ino
-        ours = ino in self.announced or ino in self._in_turn
-        other = self._others.get(ino)
-        if (ours or other or inode.in_pool or ino in self.fetched) and ino not in self._told:
-            known = self.ledger.catalog.inode(ino)
-            key = None if known is None else self.entries.key(known)
-            # A file being written has no digest: the index has nothing of it.
-            if known is not None and known.digest and key is not None:
-                shared = self.entries.is_shared(known)
-                self._told[ino] = _Told.of(known, key, shared=shared, other=other)
-                self.entries.leaving.changes(key, ino)
-        self._changed.setdefault(ino, trio.current_time())
-        self._wake.set()
+        return (
+            inode.in_pool
+            or inode.backing_mtime_ns < self._began_ns
+            or any(ino in one for one in (self.announced, self._in_turn, self._earlier))
+            or ino in self._others
+            or ino in self.fetched
+        )
+
+    def _note_told(self, known: Inode, *, shared: bool = True) -> None:
+        """Note what the index has of an object, before it learns of a change.
+
+        known: its record before the change.
+        """
+        ino, other = known.ino, self._others.get(known.ino)
+        key = self._key_in_index(known) if other is None else other.key
+        # A file being written has no digest: the index has nothing of it.
+        if ino in self._told or not known.digest or not known.links or key is None:
+            return
+        self._told[ino] = _Told.of(known, key, shared=shared, other=other)
+        self.entries.leaving.changes(key, ino)
+
+    def _key_in_index(self, inode: Inode) -> str | None:
+        """The key by which the index has an object, or gets it in this turn; else its key now.
+
+        A directory above may have another name since then.
+        """
+        if key := self._in_turn.get(inode.ino):
+            return key
+        indexed = self.announced.get(inode.ino) or self._earlier.get(inode.ino)
+        if indexed is None:
+            return self.entries.key(inode)
+        found = self.ledger.catalog.first_name(inode)
+        if found is None or not indexed.folder.endswith("/"):
+            return indexed.folder if found else None
+        return indexed.folder + escape(found[1].name)
 
     def committing(self, batch: Batch) -> None:
         """Write the names that programs take into their batch: the next daemon must know them."""
@@ -174,9 +215,9 @@ class Announcer:
         if (before := self._told.get(ino)) is not None:
             self.entries.leaving.stays(before.key)
 
-    def moved(self, directory: int, folder: str) -> None:
-        """Learn that a directory whose names `folder` listed has another path."""
-        start_task("the new names of a directory", partial(self._follow, directory, folder))
+    def moved(self, directory: int) -> None:
+        """Learn that a directory has another path."""
+        start_task("the new names of a directory", partial(self._follow, directory))
 
     def switched(self, namespace: int) -> None:
         """Learn that a namespace takes part in the pool, or does not any more."""
@@ -192,10 +233,9 @@ class Announcer:
                     continue
                 if inode.in_pool and not self.entries.is_shared(inode):
                     await self._forget(inode.ino)
-                elif (key := self.entries.key(inode)) is not None:
+                elif self.entries.key(inode) is not None:
                     if inode.ino in self.announced and not self.entries.is_shared(inode):
-                        told = _Told.of(inode, key, shared=False)
-                        self._told.setdefault(inode.ino, told)
+                        self._note_told(inode, shared=False)
                     self.announce(inode.ino)
             await trio.sleep(REBUILD_PAUSE)
 
@@ -207,22 +247,19 @@ class Announcer:
         except KvfsError as error:
             log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
 
-    async def _follow(self, directory: int, folder: str) -> None:
-        """Note all announced objects below a directory as changed, with their keys of before."""
-        catalog, waiting = self.ledger.catalog, [(directory, folder)]
+    async def _follow(self, directory: int) -> None:
+        """Note all objects below a directory as changed that the index has by another key."""
+        catalog, waiting = self.ledger.catalog, [directory]
         while waiting:
-            at, before = waiting.pop()
-            cookie = 0
+            at, cookie = waiting.pop(), 0
             while entries := catalog.entries_after(at, cookie, STEP):
                 cookie = entries[-1].cookie
                 for entry in entries:
-                    inode, name = self.ledger.table.inode(entry.ino), escape(entry.name)
+                    inode = self.ledger.table.inode(entry.ino)
                     if inode is not None and inode.is_dir:
-                        waiting.append((inode.ino, f"{before}{name}/"))
-                    elif inode is not None and inode.ino in self.announced:
-                        told = _Told.of(inode, f"{before}{name}")
-                        self._told.setdefault(inode.ino, told)
-                        self.entries.leaving.changes(told.key, inode.ino)
+                        waiting.append(inode.ino)
+                    elif inode is not None and not inode.in_pool and self._may_be_indexed(inode):
+                        self._note_told(inode)
                         self.announce(inode.ino)
                 await trio.lowlevel.checkpoint()
 
@@ -271,7 +308,7 @@ class Announcer:
         start_task("the names that left", self._unlink_again)
         self._earlier |= self.announced
         self.announced.clear()
-        self._sizes.clear()
+        self._folders.clear()
         self.bytes = 0
         self._listed.clear()
         inos, at, catalog = array("Q"), 0, self.ledger.catalog
@@ -301,7 +338,7 @@ class Announcer:
         told = {ino: self._told.pop(ino) for ino in inos if ino in self._told}
         dropped = self._withdrawn & told.keys()
         self._withdrawn -= dropped
-        self._in_turn.update(inos)
+        self._in_turn.update(dict.fromkeys(inos, ""))
         try:
             await self._tell(inos, told, dropped)
         except IndexDownError:
@@ -312,7 +349,7 @@ class Announcer:
             self._in_turn.clear()
 
     async def _tell(
-        self, inos: Iterable[int], told: Mapping[int, _Told], dropped: Collection[int]
+        self, inos: Sequence[int], told: Mapping[int, _Told], dropped: Collection[int]
     ) -> None:
         """Take back what is not true any more, and then announce what is.
 
@@ -324,21 +361,23 @@ class Announcer:
         new: list[tuple[int, Announcement]] = []
         for ino in inos:
             inode = self.ledger.table.inode(ino)
-            if inode is None:
-                self.fetched.pop(ino, None)
-                self._earlier.pop(ino, None)
-            else:
+            if inode is not None:
                 here.add(ino)
             before = told.get(ino)
-            wanted = None if inode is None else self._wanted(inode, before)
-            if before is not None:
-                stays = inode is not None and before.is_still(inode, self.entries.key(inode))
-                if not stays and before.shared and ino not in dropped:
-                    gone[ino] = before
-                elif not (stays and wanted is not None) and ino in self.announced:
-                    left.append(before.key)
+            stays = (
+                before is not None
+                and inode is not None
+                and before.is_still(inode, self.entries.key(inode))
+            )
+            if before is not None and not stays and before.shared and ino not in dropped:
+                gone[ino] = before
+                self._taken.add(ino)
+            wanted = None if inode is None else self._wanted(inode)
+            if before is not None and ino in self.announced and ino not in gone:
+                left += [] if stays and wanted is not None else [before.key]
             if inode is not None and wanted is not None:
                 new.append((ino, wanted))
+                self._in_turn[ino] = wanted.key
         unlinked = await self.index.unlink([before.indexed for before in gone.values()])
         await self._unlist([before.key for before in gone.values()], unlinked)
         for ino, before in told.items():
@@ -346,12 +385,16 @@ class Announcer:
             if again is None or again.key != before.key:
                 self.entries.leaving.told(before.indexed, ino, gone=ino in gone)
         await self._unlist(left, await self.index.withdraw(self.peers.me().node, left))
+        for ino in inos:
+            if ino not in here:
+                self._forget_object(ino)
         for ino in told:
-            if ino in gone or ino not in here:
+            if ino in gone:
                 self._others.pop(ino, None)
-            if (version := self.announced.pop(ino, None)) is not None and ino in here:
-                self._earlier[ino] = version
-            self.bytes -= self._sizes.pop(ino, 0)
+            if (known := self.announced.pop(ino, None)) is not None:
+                self.bytes -= known.size
+                if ino in here:
+                    self._earlier[ino] = known
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(new)
@@ -364,11 +407,14 @@ class Announcer:
         except CatalogError as error:
             log.error("names that left the pool are not in the catalog yet: %s", error)
 
-    def _wanted(self, inode: Inode, before: _Told | None) -> Announcement | None:
-        """The announcement of an object as it is now; None if it belongs to this node only.
+    def _forget_object(self, ino: int) -> None:
+        """Forget an object that is not here any more, of which the index knows."""
+        for known in (self.fetched, self._earlier, self._others):
+            known.pop(ino, None)
+        self._taken.discard(ino)
 
-        before: the announced state before the change.
-        """
+    def _wanted(self, inode: Inode) -> Announcement | None:
+        """The announcement of an object as it is now; None if it belongs to this node only."""
         ledger = self.ledger
         if not inode.is_file or not inode.sealed or not inode.links or inode.in_pool:
             return None
@@ -389,20 +435,21 @@ class Announcer:
         _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))
         me = self.peers.me()
         owner = Owner(me.node, me.incarnation, tier.name, f"{inode.ino:x}.{inode.version:x}")
-        fresh = self._is_fresh(inode) or (before is not None and before.key != key)
-        return Announcement(key, facts_of(inode, model), owner, fresh)
+        return Announcement(key, facts_of(inode, model), owner, self._is_fresh(inode))
 
     def _is_fresh(self, inode: Inode) -> bool:
-        """Whether a program has written the object here, and the index has never had it.
+        """Whether a program has written or renamed the object, and the index does not have it.
 
         An object is announced again after each change of its record, as after its copy to NVMe.
         Another node may have unlinked it meanwhile. This daemon does not know what the index has
         of objects from before its start.
         """
-        known = (self.fetched, self.announced, self._earlier)
-        return inode.backing_mtime_ns >= self._began_ns and not any(
-            versions.get(inode.ino) == inode.version for versions in known
-        )
+        ino = inode.ino
+        if ino in self._taken:
+            return True
+        known = [one.version for one in (self.announced.get(ino), self._earlier.get(ino)) if one]
+        known.append(self.fetched.get(ino, -1))
+        return inode.backing_mtime_ns >= self._began_ns and inode.version not in known
 
     def _served(self, inode: Inode) -> Tier | None:
         """The tier with a copy that nginx can serve, the fastest first."""
@@ -419,13 +466,11 @@ class Announcer:
         names: list[tuple[str, str]] = []
         for (ino, wanted), answer in zip(new, answers, strict=True):
             if answer == "here":
-                self.announced[ino] = int(wanted.owner.file.partition(".")[2], 16)
+                self._note_announced(ino, wanted)
                 self._earlier.pop(ino, None)
                 self._others.pop(ino, None)
                 self.lookup.is_there(wanted.key)
                 self.entries.leaving.announced(wanted.key, wanted.facts)
-                self.bytes += wanted.facts.size - self._sizes.get(ino, 0)
-                self._sizes[ino] = wanted.facts.size
                 self.counters["announced"] += 1
                 names += self._way(wanted.key)
             elif answer == "gone" or (not wanted.fresh and ino in self.fetched):
@@ -433,6 +478,16 @@ class Announcer:
             else:
                 await self._meet_other(ino, wanted)
         await self.index.list_names(names)
+
+    def _note_announced(self, ino: int, wanted: Announcement) -> None:
+        self._taken.discard(ino)
+        folder, _ = self.entries.folder_of(wanted.key) or (wanted.key, "")
+        version = int(wanted.owner.file.partition(".")[2], 16)
+        if (before := self.announced.get(ino)) is not None:
+            self.bytes -= before.size
+        folder = self._folders.setdefault(folder, folder)
+        self.announced[ino] = Indexed(version, wanted.facts.size, folder)
+        self.bytes += wanted.facts.size
 
     def _note_conflict(self, ino: int, wanted: Announcement) -> None:
         """Count an object that stays out of the pool; tell of one in each directory now and then.

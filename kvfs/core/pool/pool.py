@@ -196,15 +196,15 @@ class Pool:
         """
         found = (self.ledger.catalog.lookup(*name) for name in names if name is not None)
         inodes = (self.ledger.table.inode(entry.ino) for entry in found if entry is not None)
-        folders: dict[int, str] = {}
+        directories: list[int] = []
         for inode in inodes:
             if inode is not None and inode.is_file:
                 self.announcer.changing(inode)
-            elif inode is not None and (folder := self.entries.folder(inode.ino)) is not None:
-                folders[inode.ino] = folder
+            elif inode is not None:
+                directories.append(inode.ino)
         yield
-        for ino, folder in folders.items():
-            self.announcer.moved(ino, folder)
+        for ino in directories:
+            self.announcer.moved(ino)
 
     async def match(self, top: int, paths: Sequence[bytes], keys: Sequence[str]) -> list[int]:
         """The sizes of the first of these files that live nodes have: see `PoolLookup.sizes`."""
