@@ -45,7 +45,8 @@ _OWNER = re.compile(r"([0-9a-f]{16}) (ram|nvme) ([0-9a-f]{1,16}\.[0-9a-f]{1,16})
 
 # Times of modification are compared as texts of 19 digits: numbers of Lua have 53 bits. A mark
 # (`gone`) has the last digest that was removed, and the latest time of all that were. It outlives
-# later versions of the name, since a copy of an earlier one may be announced again after them.
+# later versions of the name, since a copy of an earlier one may be announced again after them. If
+# the same bytes are written again, the digest in the mark becomes 0, and the time stays.
 _MARK = """
 local function time(text)
   if not text or string.sub(text, 1, 1) == '-' then text = '0' end
@@ -79,6 +80,9 @@ if not known then
   end
   redis.call('PERSIST', key)
   redis.call('HSET', key, unpack(ARGV, 6))
+  if gone and string.sub(gone, 1, 32) == ARGV[2] and ARGV[3] > string.sub(gone, 34) then
+    redis.call('HSET', key, 'gone', string.rep('0', 32) .. string.sub(gone, 33))
+  end
 end
 redis.call('HSET', key, ARGV[4], ARGV[5])
 return 'here'

@@ -147,6 +147,24 @@ def test_no_earlier_version_of_a_name_comes_back(port: int) -> None:
     trio.run(case)
 
 
+def test_the_same_bytes_may_be_written_again(port: int) -> None:
+    """Copies of the new object are as good as it is. Those of the first one are not."""
+
+    async def case() -> None:
+        async with index(port, "again") as one:
+            await one.announce([said("@0/x", b"x", mtime_ns=5)])
+            await one.unlink([unlinked("@0/x", b"x", 5)])
+            assert await one.announce([said("@0/x", b"x", mtime_ns=9)]) == ["here"]
+            await one.withdraw(A, ["@0/x"])
+            first, second = (
+                said("@0/x", b"x", B, fresh=False, mtime_ns=mtime_ns) for mtime_ns in (5, 9)
+            )
+            assert await one.announce([first]) == ["gone"]
+            assert await one.announce([second]) == ["here"]
+
+    trio.run(case)
+
+
 def test_later_object_stands_after_a_loss_of_the_index(port: int) -> None:
     async def case() -> None:
         async with index(port, "later") as one:

@@ -356,6 +356,19 @@ def test_unlinked_name_does_not_come_back_with_a_new_index(pool: str, mount: Mou
     b.allow_log("the pool's index")
 
 
+def test_same_bytes_written_again_are_found_at_the_other(pool: str, mount: Mount) -> None:
+    """The node that unlinked the first object has evicted the second."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x")
+    (a.path / "block").unlink()
+    wait_for(lambda: not announced(a), "the index knows it")
+    write(a, "block", b"x")
+    gets(b, "block", b"x")
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    request(a.path, "evict", inos=[(a.path / "block").stat().st_ino], drop=True)
+    gets(a, "block", b"x")
+
+
 def test_earlier_version_does_not_come_back_with_a_new_index(pool: str, mount: Mount) -> None:
     """The other node has a copy of the first version. The second one is evicted everywhere."""
     a, b = node(mount, pool, "a"), node(mount, pool, "b")

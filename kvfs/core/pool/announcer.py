@@ -87,7 +87,7 @@ class _Told(NamedTuple):
 
 
 class Indexed(NamedTuple):
-    """What the index has of an object of this node."""
+    """An object of this node, as the index has it."""
 
     version: int
     size: int

@@ -71,10 +71,16 @@ class Leaving:
 
         Earlier objects are remembered while a later one is there: all nodes may evict that one.
         """
-        left = self._left.get(key)
-        if left is not None and facts.mtime_ns <= left[0].mtime_ns:
+        left, when = self._left.get(key, (None, 0))
+        if left is None:
+            return
+        if facts.mtime_ns <= left.mtime_ns:
             del self._left[key]
-            self._unsaved.add(key)
+        elif facts.digest == left.digest:  # the same bytes were written again
+            self._left[key] = left._replace(digest=bytes(len(left.digest))), when
+        else:
+            return
+        self._unsaved.add(key)
 
     def told(self, indexed: Unlinked, ino: int, *, gone: bool) -> None:
         """Note that the index has learned of a change. gone: `indexed` was unlinked there."""
