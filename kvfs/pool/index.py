@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from kvfs.errors import ConfigError
@@ -158,11 +159,18 @@ class PoolEntry:
     owners: tuple[Owner, ...] = ()
 
 
+class Life(NamedTuple):
+    """One life of a node, from a mount to an unmount."""
+
+    node: str
+    incarnation: str
+
+
 class Held(NamedTuple):
     """The facts of an object that a match needs: its size in bytes, and the nodes that have it."""
 
     size: int
-    owners: tuple[Owner, ...]
+    owners: Sequence[Life]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +251,21 @@ class Index:
         replies = await self._ask([(name, ("HGETALL", name)) for name in named], patience)
         return [read_entry(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
-    async def held(self, keys: Sequence[str]) -> list[Held | None]:
-        """Return sizes and owners of these objects, in a tenth of the time that `find` takes."""
+    async def held(
+        self, keys: Sequence[str], nodes: Sequence[str] | None = None
+    ) -> list[Held | None]:
+        """Return sizes and owners of these objects, in a tenth of the time that `find` takes.
+
+        nodes: ask for these owners only. With a few nodes, a reply has a tenth of the bytes.
+        """
         named = [self._object(key) for key in keys]
-        replies = await self._ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
-        return [_read_held(reply) for reply in replies]
+        if nodes is None:
+            replies = await self._ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
+            return [_read_held(reply[::2], reply[1::2]) for reply in _lists(replies)]
+        fields = ("kvfs-size", *(f"@{node}" for node in nodes))
+        replies = await self._ask([(name, ("HMGET", name, *fields)) for name in named], PATIENCE)
+        asked = [field.encode() for field in fields]
+        return [_read_held(asked, reply) for reply in _lists(replies)]
 
     async def look(
         self, key: str, folder: str, namespace: str = ""
@@ -469,16 +487,30 @@ def _owner_value(owner: Owner) -> str:
     return " ".join(owner[1:])
 
 
-def _read_held(reply: Reply) -> Held | None:
+def _lists(replies: Iterable[Reply]) -> Iterator[list[Reply]]:
+    """The replies; an empty list for each that is none."""
+    return (reply if isinstance(reply, list) else [] for reply in replies)
+
+
+def _read_held(fields: Sequence[Reply], values: Sequence[Reply]) -> Held | None:
     """As `read_entry`, for a match: the other facts are read by the open that follows."""
-    if not isinstance(reply, list):
-        return None
-    fields = dict(zip(reply[::2], reply[1::2], strict=False))
-    size = fields.get(b"kvfs-size")
-    if not isinstance(size, bytes) or _SIZE.fullmatch(size) is None:
-        return None
-    named = {_text(name): _text(told) for name, told in fields.items() if name[:1] == b"@"}
-    return Held(int(size), tuple(_owners(named)))
+    size, owners = -1, list[Life]()
+    for field, value in zip(fields, values, strict=False):
+        if not isinstance(field, bytes) or not isinstance(value, bytes):
+            continue
+        if field[:1] == b"@":
+            owners += _life(field, value[:17])
+        elif field == b"kvfs-size" and _SIZE.fullmatch(value):
+            size = int(value)
+    return Held(size, owners) if size >= 0 else None
+
+
+@lru_cache(maxsize=4096)  # one of each node: the objects of a prompt have the same owners
+def _life(field: bytes, value: bytes) -> tuple[Life, ...]:
+    """The life of a node in the field of an owner, and the beginning of its value."""
+    node, incarnation = _text(field[1:]), _text(value)
+    good = _NODE.fullmatch(node) and re.fullmatch(r"[0-9a-f]{16} ", incarnation)
+    return (Life(node, incarnation[:-1]),) if good else ()
 
 
 def _read_lease(node: str, reply: Reply) -> Lease | None:

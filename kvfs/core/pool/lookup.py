@@ -8,7 +8,7 @@ QUIET seconds. Absence is believed for VALID seconds. Questions that come togeth
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import trio
@@ -38,6 +38,7 @@ class PoolLookup:
         self.index = index
         self.entries = entries
         self.peers = peers
+        self.few_nodes: Callable[[], list[str] | None] = lambda: None
         self.counters = Counter({"lookups": 0, "found": 0, "absent_cached": 0, "failures": 0})
         self.found: OrderedDict[str, PoolEntry] = OrderedDict()  # the last answers, by key
         self._absent: LastSeen[str] = LastSeen()
@@ -100,10 +101,16 @@ class PoolLookup:
                 if not self.may_ask():
                     return found
                 some = keys[start : start + AT_ONCE]
-                for held in await self.index.held(some):
-                    if held is None or not await self.peers.have(held.owners):
+                nodes = self.few_nodes()
+                if nodes is not None:
+                    nodes = [self.peers.me().node, *nodes]
+                held = await self.index.held(some, nodes)
+                lives = {life for one in held if one is not None for life in one.owners}
+                serving = await self.peers.that_serve(lives)
+                for one in held:
+                    if one is None or serving.isdisjoint(one.owners):
                         return found
-                    found.append(held.size)
+                    found.append(one.size)
         except IndexDownError as error:
             self.failed(error)
         return found

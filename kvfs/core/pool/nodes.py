@@ -20,6 +20,7 @@ from kvfs.pool.index import LEASE_S, Index
 LOOKS = 100  # a second, of all nodes together
 MISSED_S = 3 * RENEW_S  # s without a renewal after which an unlisted node has left
 
+FEW = 8  # nodes whose fields of an entry are asked for by name
 NAMED = 8  # nodes that one event names
 
 Changed = Callable[[str, list[str]], None]  # what has happened to nodes, and their names
@@ -44,6 +45,11 @@ class Nodes:
         self._dead: dict[str, float] = {}  # renewals of nodes that do not live
         self._blind = True  # the last look did not see this node
         self._first = True
+
+    def few(self) -> list[str] | None:
+        """The live nodes, if they are known and at most FEW."""
+        known = not (self._first or self._blind) and len(self._nodes) <= FEW
+        return list(self._nodes) if known else None
 
     def __len__(self) -> int:
         return len(self._nodes)

@@ -13,13 +13,13 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import trio
 
 from kvfs.core.pool.news import News
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import PATIENCE, Index, Lease, Owner, PoolEntry
+from kvfs.pool.index import PATIENCE, Index, Lease, Life, Owner, PoolEntry
 
 log = logging.getLogger(__name__)
 
@@ -87,14 +87,12 @@ class Peers:
 
     # Peers
 
-    async def have(self, owners: Sequence[Owner]) -> bool:
-        """Whether this node, or a peer that may be asked, has an object. Raises IndexDownError."""
+    async def that_serve(self, lives: Collection[Life]) -> set[Life]:
+        """Which of these are this node, or a peer that may be asked. Raises IndexDownError."""
         me = self.me()
-        if any(one.node == me.node and one.incarnation == me.incarnation for one in owners):
-            return True
-        others = [one for one in owners if one.node != me.node and not self._is_out(one.node)]
-        await self._look([one.node for one in others])
-        return any(self._serves(one) is not None for one in others)
+        others = {one for one in lives if one.node != me.node and not self._is_out(one.node)}
+        await self._look({one.node for one in others})
+        return {one for one in others if self._serves(one)} | {Life(me.node, me.incarnation)}
 
     async def usable(
         self, entry: PoolEntry, *, patience: float = PATIENCE
@@ -126,7 +124,7 @@ class Peers:
             del self._without[next(iter(self._without))]
         return found
 
-    def _serves(self, owner: Owner) -> Lease | None:
+    def _serves(self, owner: Owner | Life) -> Lease | None:
         """The lease of a node that has been looked up, if it lives on and serves its files."""
         lease = self._leases[owner.node][1]
         if lease is None or lease.incarnation != owner.incarnation or not lease.address:

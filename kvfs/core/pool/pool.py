@@ -81,6 +81,7 @@ class Pool:
         self.follow = Follow(self.lookup)
         self.ledger.tiers.has_afar = True
         self.nodes = Nodes(index, member.node, self._nodes_changed)
+        self.lookup.few_nodes = self.nodes.few
         self.ledger.latencies.add_origin(self.ledger.tiers.nodes.name)
         self.reads = PeerReads(self.ledger, member.folder / "reports")
 
