@@ -429,6 +429,42 @@ def test_unlinked_name_does_not_come_back_after_a_kill(pool: str, mount: Mount) 
     gets(a, "kept", b"kept")  # only kvfs dropped it
 
 
+def test_earlier_version_is_not_seen_after_a_later_one_was_dropped(pool: str, mount: Mount) -> None:
+    """The node could not know that the other one has the first version."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        kv.allow_log("the pool's index")
+        kv.allow_log("the pool learns later")
+    write(a, "block", b"first")
+    gets(b, "block", b"first")
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    drop(a, "block")
+    index = redis.Redis(port=port_of(pool))
+    index.client_pause(1000, all=True)  # ms
+    assert read(a.path / "block") is None
+    (a.path / "block").write_bytes(b"second")
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
+    assert a.status()["pool"]["counters"]["conflicts"] == 1
+    a.idle()
+    drop(a, "block")
+    assert read(a.path / "block") is None
+    a.kill_daemon()
+    wait_for(lambda: a.status()["pool"]["index"]["up"], "a new daemon serves")
+    assert read(a.path / "block") is None
+    assert read(b.path / "block") == b"first"
+
+
+def drop(kv: Mounted, name: str) -> None:
+    """Evict an object from a node, once no mover has it."""
+    ino, files = (kv.path / name).stat().st_ino, backing(kv, name)
+
+    def gone() -> bool:
+        request(kv.path, "evict", inos=[ino], drop=True)
+        return not any(file.exists() for file in files)
+
+    wait_for(gone, f"{name} is dropped")
+
+
 def test_index_that_hangs_costs_misses_only(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     for kv in (a, b):

@@ -201,12 +201,23 @@ class Announcer:
 
     def committing(self, batch: Batch) -> None:
         """Write the names that programs take into their batch: the next daemon must know them."""
+        for ino in batch.dropped:
+            self._note_dropped(ino, batch)
         for ino in batch.inos() if self._told else ():
             before = self._told.get(ino)
             if before is None or not before.shared or ino in batch.dropped:
                 continue
             if ino not in self._withdrawn and before.leaves(ino, batch):
                 self.entries.leaving.leaves(before.indexed, batch)
+
+    def _note_dropped(self, ino: int, batch: Batch) -> None:
+        """Hide earlier objects of a name that other nodes may have, if kvfs drops a later one."""
+        known = self.ledger.catalog.inode(ino)
+        if known is None or not known.is_file or known.in_pool or ino in self.fetched:
+            return
+        key, leaving = self.entries.key(known), self.entries.leaving
+        if key is not None and (ino in self._others or leaving.may_be_unseen(key)):
+            leaving.drops(key, known.backing_mtime_ns, batch)
 
     def withdrawn(self, ino: int) -> None:
         """Learn that kvfs itself drops an object: its name is not free for other objects."""

@@ -4,8 +4,10 @@ Contract: synchronous. `hides` says whether an object of the index would bring s
 change may reach the index 20 ms late, or much later if the index is down. After the index has lost
 its data, other nodes may announce such an object again, so this node tells all of them once more
 (`recent`). Times of modification tell an earlier object from one that a program has written since.
-At most REMEMBERED names, for an hour. The catalog has them as well, so that the next daemon knows
-them: `leaves` writes a name into the batch that takes it, and `save` writes all else.
+An object that this node could not see may have a name, too (`unseen`): if kvfs drops a later object
+of the name, the earlier one stays hidden here. At most REMEMBERED names, for an hour. The catalog
+has them as well, so that the next daemon knows them: `leaves` writes a name into the batch that
+takes it, and `save` writes all else.
 """
 
 import logging
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 
 REMEMBERED = 1 << 16  # names; 26 MiB with keys of 50 bytes
 
+_NO_DIGEST = bytes(16)
 _VALUE = Struct(">16sQQ")  # the digest, the time of modification and the time of the loss, both ns
 
 
@@ -34,6 +37,7 @@ class Leaving:
         self._pending: dict[str, int] = {}  # keys, and the inodes that had them
         # By key, the oldest first: the latest object that left, and when: ns since 1970.
         self._left: OrderedDict[str, tuple[Unlinked, int]] = OrderedDict()
+        self._unseen: OrderedDict[str, int] = OrderedDict()  # keys, and when: ns since 1970
         self._unsaved: set[str] = set()  # keys whose record in the catalog differs
         self._load()
 
@@ -60,6 +64,21 @@ class Leaving:
         """Note that the key stays with other nodes, or has an object again."""
         self._pending.pop(key, None)
 
+    def unseen(self, key: str) -> None:
+        """Note that the pool may have an object with this key that could not be seen."""
+        self._unseen[key] = time.time_ns()
+        self._unseen.move_to_end(key)
+        if len(self._unseen) > REMEMBERED:
+            self._unseen.popitem(last=False)
+
+    def may_be_unseen(self, key: str) -> bool:
+        """Whether the pool may have another object with this key."""
+        return not _is_old(self._unseen.get(key, 0))
+
+    def drops(self, key: str, mtime_ns: int, batch: Batch) -> None:
+        """Note that a batch drops an object. Earlier ones of its name stay hidden here."""
+        self.leaves(Unlinked(key, _NO_DIGEST, mtime_ns - 1), batch)
+
     def leaves(self, indexed: Unlinked, batch: Batch) -> None:
         """Note that a batch takes the name of an object that the index has."""
         latest, when = self._latest(indexed), time.time_ns()
@@ -77,7 +96,7 @@ class Leaving:
         if facts.mtime_ns <= left.mtime_ns:
             del self._left[key]
         elif facts.digest == left.digest:  # the same bytes were written again
-            self._left[key] = left._replace(digest=bytes(len(left.digest))), when
+            self._left[key] = left._replace(digest=_NO_DIGEST), when
         else:
             return
         self._unsaved.add(key)

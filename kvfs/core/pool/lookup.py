@@ -48,9 +48,12 @@ class PoolLookup:
     async def find(self, parent: int, name: bytes) -> None:
         """Look a name up that is not known here, and enter the answer."""
         asked = self.entries.key_of_name(parent, name)
-        if asked is None or not self.may_ask():
+        if asked is None:
             return
         key, folder = asked
+        if not self.may_ask():
+            self.entries.leaving.unseen(key)
+            return
         if self._absent.age(key) < VALID:
             self.counters["absent_cached"] += 1
             return
@@ -61,6 +64,7 @@ class PoolLookup:
         try:
             await self._ask(parent, name, key, folder)
         except IndexDownError as error:
+            self.entries.leaving.unseen(key)
             self.failed(error)
         except CatalogError as error:
             log.error("the pool's entry of %s is not entered: %s", key, error)
@@ -78,6 +82,8 @@ class PoolLookup:
         there = isinstance(entry, PoolEntry) and await self.peers.usable(entry)
         if isinstance(entry, PoolEntry) and (dead := self.peers.dead(entry)):
             start_task("dead owners of an object", partial(self._forget_owners, key, dead))
+        if isinstance(entry, PoolEntry) and not there:
+            self.entries.leaving.unseen(key)
         if isinstance(entry, PoolEntry) and there:
             self.remember(key, entry)
             self.counters["found"] += self.entries.enter(parent, name, key, entry)
