@@ -17,6 +17,8 @@ from pathlib import Path
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.bucket.listing.bucket_lookup import LastSeen
+from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.fetching.budget import Budget
 from kvfs.core.fetching.fetch import Fetch, PrefetchRequest, UnwantedError, reserve
@@ -52,6 +54,7 @@ class PoolFetch:
         transfers: TierTransfers,
         room: Room,
         movers: MoverPool,
+        quota: Quota,
         lookup: PoolLookup,
         jobs: set[int],
         *,
@@ -61,6 +64,7 @@ class PoolFetch:
         self.transfers = transfers
         self.room = room
         self.movers = movers
+        self.quota = quota
         self.lookup = lookup
         self.peers = lookup.peers
         self.entries = lookup.entries
@@ -242,9 +246,10 @@ class PoolFetch:
             current = self.transfers.still_current(inode.ino, inode.version)
             if current is None or not current.in_pool or not request.wanted(inode):
                 raise UnwantedError("it is not wanted any more")
-        return reserve(self.ledger, self.room, inode, running.turn.cost, request)
+        return reserve(self.ledger, self.room, self.quota, inode, running.turn.cost, request)
 
     def _named(self, ino: int) -> object:
+        self.quota.trim(ledger.namespaces.of(current))  # others may have come at the same time
         return self.ledger.catalog.named(ino)
 
 
