@@ -9,11 +9,14 @@ from pathlib import Path
 import boto3  # type: ignore[import-untyped]
 import pytest
 
+from kvfs.control import request
 from scripts.s3_server import Server
+from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 from tests.nfs.conftest import exported
-from tests.pool.test_two_nodes import write
-from tests.s3.test_mounted import all_uploaded, attribute
+from tests.pool.test_two_nodes import absent, announced, fetched, gets, node, write
+from tests.s3.rig import bytes_in
+from tests.s3.test_mounted import all_uploaded, attribute, s3_of
 
 __all__ = ["exported"]  # a fixture of the tests of NFS
 
@@ -65,6 +68,52 @@ class Kept:
 
 
 # With a bucket below
+
+
+def test_names_of_nodes_and_of_the_bucket(both: str, mount: Mount, s3: Server, bucket: str) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    for name in ("d", "e"):
+        (a.path / name).mkdir()
+    uploaded(a, "d/bucket", b"bucket")
+    spill(a, "d/bucket")
+    uploaded(a, "d/both", b"both")
+    request(a.path, "set", s3_delay="3600")
+    write(a, "d/pool", b"pool")
+    assert set(bytes_in(s3, bucket)) == {"@0/d/both", "@0/d/bucket"}
+    for name in ("both", "bucket", "pool"):
+        gets(b, f"d/{name}", name.encode())
+    assert (fetched(b), s3_of(b)["downloads"]) == (2, 1)
+    c = node(mount, both, "c")
+    wait_for(lambda: not absent(c.path / "d"), "it is found")
+    (c.path / "d" / "own").write_bytes(b"own")
+    names = ["both", "bucket", "own", "pool"]
+    wait_for(lambda: sorted(os.listdir(c.path / "d")) == names, "all are listed")
+    for name in names:
+        gets(c, f"d/{name}", name.encode())
+    assert s3_of(c)["downloads"] == 0, "now nodes have all"
+
+
+def test_object_whose_node_has_left_comes_from_the_bucket(both: str, mount: Mount) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    uploaded(a, "block", OLD)
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
+    a.umount("--now")
+    assert (b.path / "block").read_bytes() == OLD
+    assert (fetched(b), s3_of(b)["downloads"]) == (0, 1)
+
+
+def test_object_that_was_evicted_everywhere_comes_from_the_bucket(both: str, mount: Mount) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    uploaded(a, "block", OLD)
+    gets(b, "block", OLD)
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    subprocess.run([*KVFS, "evict", "--drop", b.path / "block"], check=True, capture_output=True)
+    spill(a, "block")
+    wait_for(lambda: announced(b) == 0, "the copy is withdrawn")
+    gets(b, "block", OLD)
+    assert s3_of(b)["downloads"] == 1
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    assert (a.path / "block").read_bytes() == OLD
 
 
 # With NFS on top

@@ -43,6 +43,7 @@ COUNTERS = (
     *("prefetched", "prefetch_used", "prefetch_wasted"),
 )
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
+SENT_BACK = 5.0  # s in which a second failure of a name is a miss: a program would see ESTALE
 SMALL = 256 << 10  # bytes up to which a thread fetches: a mover takes 1 ms more to begin
 
 
@@ -53,8 +54,8 @@ class PoolFetch:
         self,
         transfers: TierTransfers,
         room: Room,
-        movers: MoverPool,
         quota: Quota,
+        movers: MoverPool,
         lookup: PoolLookup,
         jobs: set[int],
         *,
@@ -63,8 +64,8 @@ class PoolFetch:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
-        self.movers = movers
         self.quota = quota
+        self.movers = movers
         self.lookup = lookup
         self.peers = lookup.peers
         self.entries = lookup.entries
@@ -77,6 +78,7 @@ class PoolFetch:
         self._jobs = jobs
         self._threads = trio.CapacityLimiter(FETCHES)
         self._limiter = trio.CapacityLimiter(FETCHES)
+        self._sent_back: LastSeen[str] = LastSeen()
         self.budget = Budget(IN_FLIGHT, FETCHES)
         self._running: WorkByKey[int, Fetch] = WorkByKey(
             lambda ino, error: log.error(
@@ -157,8 +159,19 @@ class PoolFetch:
         except (NotFoundError, TierError) as error:
             log.info("%s is a miss: %s", self._named(inode.ino), error)
             self.lookup.forget(key)
+            if running.turn.urgent and self._may_be_stored(inode, key):
+                self.entries.forget(inode.ino)
+                raise StaleError("it may be in the bucket, where no node gives it") from None
             start_task("a name that no node gives", partial(self._forget, inode.ino))
             raise
+
+    def _may_be_stored(self, inode: Inode, key: str) -> bool:
+        """Whether the kernel is to look a name up again, in the bucket now; once in a while."""
+        bucket = self.ledger.tiers.bucket
+        if not bucket.mounted or not bucket.shared or self._sent_back.age(key) < SENT_BACK:
+            return False
+        self._sent_back.note(key)
+        return self.ledger.namespaces.of(inode).takes(bucket)
 
     async def _try_owners(self, key: str, running: Fetch, failures: list[str]) -> bool:
         """Fetch the object from the first owner that gives it; False if none does."""
@@ -236,6 +249,7 @@ class PoolFetch:
             ledger.trash.throw_away(tier, ino, inode.version)
             raise
         ledger.namespaces.of(current).add_guest(ino, tier.name)
+        self.quota.trim(ledger.namespaces.of(current))  # others may have come at the same time
         self.counters["fetched"] += 1
         self.counters["fetched_bytes"] += inode.size
 
@@ -249,7 +263,6 @@ class PoolFetch:
         return reserve(self.ledger, self.room, self.quota, inode, running.turn.cost, request)
 
     def _named(self, ino: int) -> object:
-        self.quota.trim(ledger.namespaces.of(current))  # others may have come at the same time
         return self.ledger.catalog.named(ino)
 
 
