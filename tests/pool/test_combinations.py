@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import boto3  # type: ignore[import-untyped]
@@ -114,6 +115,59 @@ def test_object_that_was_evicted_everywhere_comes_from_the_bucket(both: str, mou
     assert s3_of(b)["downloads"] == 1
     wait_for(lambda: announced(b) == 1, "the copy is announced")
     assert (a.path / "block").read_bytes() == OLD
+
+
+def test_object_unlinked_by_a_reader_goes_from_the_bucket(
+    both: str, mount: Mount, s3: Server, bucket: str
+) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    for name in ("read", "found"):
+        uploaded(a, name, name.encode())
+    gets(b, "read", b"read")
+    wait_for(lambda: not absent(b.path / "found"), "it is found")
+    for name in ("read", "found"):
+        (b.path / name).unlink()
+        assert absent(b.path / name)
+    wait_for(lambda: not bytes_in(s3, bucket), "the bucket follows")
+    for kv in (a, b):
+        for name in ("read", "found"):
+            wait_for(partial(absent, kv.path / name), "it is gone")
+
+
+def test_object_rewritten_by_its_writer_stays_in_the_bucket(
+    both: str, mount: Mount, s3: Server, bucket: str
+) -> None:
+    """The other node has downloaded the earlier version, and knows its key in the bucket."""
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    uploaded(a, "block", OLD)
+    spill(a, "block")
+    gets(b, "block", OLD)
+    assert s3_of(b)["downloads"] == 1
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    (a.path / "block").write_bytes(NEW)
+    all_uploaded(a)
+    wait_for(lambda: bytes_in(s3, bucket) == {"@0/block": NEW}, "the bucket has followed")
+    gets(b, "block", NEW)
+    subprocess.run([*KVFS, "flush", b.path, "--wait"], check=True, capture_output=True)
+    wait_for(lambda: not s3_of(b)["to_delete"], "b has nothing to delete")
+    assert bytes_in(s3, bucket) == {"@0/block": NEW}
+
+
+def test_object_rewritten_by_a_reader_is_replaced_in_the_bucket(
+    both: str, mount: Mount, s3: Server, bucket: str
+) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    uploaded(a, "block", OLD)
+    gets(b, "block", OLD)
+    (b.path / "block").write_bytes(NEW)
+    wait_for(lambda: bytes_in(s3, bucket) == {"@0/block": NEW}, "the bucket follows")
+    gets(a, "block", NEW)
+    assert s3_of(b)["conflicts"] == 0
+    b.umount()
+    a.umount()
+    c = node(mount, both, "c")
+    gets(c, "block", NEW)
+    assert bytes_in(s3, bucket) == {"@0/block": NEW}
 
 
 # With NFS on top

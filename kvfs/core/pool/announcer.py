@@ -65,13 +65,20 @@ class _Told(NamedTuple):
     indexed: Unlinked  # the object itself, or the one that it is in conflict with
     link: tuple[int, int]  # the directory and the cookie of its first name
     shared: bool = True  # changes of its name are for all nodes
+    there: str = ""  # the key at which another node may have stored it, if this node has not
 
     @classmethod
     def of(
-        cls, inode: Inode, key: str, *, shared: bool = True, other: Unlinked | None = None
+        cls,
+        inode: Inode,
+        key: str,
+        *,
+        shared: bool = True,
+        other: Unlinked | None = None,
+        there: str = "",
     ) -> "_Told":
-        itself = Unlinked(key, inode.digest, inode.backing_mtime_ns)
-        return cls(key, inode.version, inode.digest, other or itself, inode.links[0], shared)
+        indexed = other or Unlinked(key, inode.digest, inode.backing_mtime_ns)
+        return cls(key, inode.version, inode.digest, indexed, inode.links[0], shared, there)
 
     def is_still(self, inode: Inode, key: str | None) -> bool:
         """Whether an object has the same content and key yet."""
@@ -150,7 +157,8 @@ class Announcer:
             # A file being written has no digest: the index has nothing of it.
             if known is not None and known.digest and key is not None:
                 shared = self.entries.is_shared(known)
-                self._told[ino] = _Told.of(known, key, shared=shared, other=other)
+                there = self._elsewhere(known, key)
+                self._told[ino] = _Told.of(known, key, shared=shared, other=other, there=there)
                 self.entries.leaving.changes(key, ino)
         self._changed.setdefault(ino, trio.current_time())
         self._wake.set()
@@ -169,6 +177,25 @@ class Announcer:
         if ino in self._told or ino in self.announced or ino in self._in_turn:
             self._withdrawn.add(ino)
         if (before := self._told.get(ino)) is not None:
+                self._delete_elsewhere(before, batch)
+                batch.then(partial(self._told.__setitem__, ino, before._replace(there="")))
+
+    def _elsewhere(self, inode: Inode, key: str) -> str:
+        """The key at which another node may have stored an object; "" if this node has, or none."""
+        ino, dirty, bucket = inode.ino, self.ledger.dirty, self.ledger.tiers.bucket
+        if not bucket.mounted or not bucket.shared or dirty.stored(ino) is not None:
+            return ""
+        if ino in dirty and ino not in self.fetched and ino not in self._others:
+            return ""  # a program has written it here, and no other node uploads it
+        if not self.ledger.namespaces.of(inode).takes(bucket):
+            return ""
+        return self.entries.key_in(bucket.keys, key)
+
+    def _delete_elsewhere(self, left: _Told, batch: Batch) -> None:
+        """Delete an object that another node has stored, once: that node may be dead."""
+        if left.there:
+            digest = left.indexed.digest
+            self.ledger.dirty.superseded.delete_of_digest(left.there, digest, batch)
             self.entries.leaving.stays(before.key)
 
     def moved(self, directory: int, folder: str) -> None:
@@ -477,7 +504,8 @@ class Announcer:
         log.info("%s: another node has unlinked or replaced it", self.ledger.catalog.named(ino))
         self.counters["stale"] += 1
         try:
-            self.ledger.removals.drop(inode, "stale")
+            self._leave_bucket(inode)
+            self.ledger.removals.drop(inode, "stale", stored=False)  # the rest of a group stays
         except KvfsError as error:
             log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
 
@@ -499,3 +527,14 @@ class Announcer:
     async def _unlist(self, keys: Iterable[str], gone: Iterable[bool]) -> None:
         found = (self.entries.folder_of(key) for key, last in zip(keys, gone, strict=True) if last)
         await self.index.unlist_names([one for one in found if one is not None])
+    def _leave_bucket(self, inode: Inode) -> None:
+        """Delete an object from the bucket, unless its key has another one by now.
+
+        Its last handle may be closed much later, and must delete nothing then.
+        """
+        dirty = self.ledger.dirty
+        if (stored := dirty.stored(inode.ino)) is not None:
+            with self.ledger.catalog.batch() as batch:
+                dirty.superseded.delete_of_digest(stored.key, inode.digest, batch)
+            self.ledger.records.record_not_in_bucket(inode, delete=False)
+

@@ -81,6 +81,13 @@ class PoolEntries:
         folder, slash, name = key.rpartition("/")
         return None if key.startswith(self.keys.long) or not slash else (f"{folder}/", name)
 
+    def key_in(self, bucket: Keys, key: str) -> str:
+        """The key of an object in a bucket, from its key here; "" if it has none."""
+        if key.startswith(self.keys.long):
+            return bucket.prefix + key
+        name = self.keys.parse(key)
+        return "" if name is None else bucket.of(name)
+
     # Names
 
     def enter(self, parent: int, name: bytes, key: str, entry: PoolEntry) -> bool:
