@@ -134,6 +134,23 @@ def test_object_unlinked_by_a_reader_goes_from_the_bucket(
             wait_for(partial(absent, kv.path / name), "it is gone")
 
 
+def test_object_unlinked_where_only_the_bucket_has_it_goes_from_the_pool(
+    both: str, mount: Mount, s3: Server, bucket: str
+) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    uploaded(a, "block", OLD)
+    spill(a, "block")
+    wait_for(lambda: not absent(b.path / "block"), "b finds it in the bucket")
+    assert attribute(b.path / "block", "tier") == "s3"
+    assert (a.path / "block").read_bytes() == OLD
+    wait_for(lambda: announced(a) == 1, "it is announced again")
+    (b.path / "block").unlink()
+    wait_for(lambda: not bytes_in(s3, bucket), "the bucket has followed")
+    assert absent(b.path / "block")
+    wait_for(lambda: absent(a.path / "block"), "a lets it go")
+    assert absent(b.path / "block")
+
+
 def test_object_rewritten_by_its_writer_stays_in_the_bucket(
     both: str, mount: Mount, s3: Server, bucket: str
 ) -> None:

@@ -151,7 +151,9 @@ class Announcer:
         ino = inode.ino
         ours = ino in self.announced or ino in self._in_turn
         other = self._others.get(ino)
-        if (ours or other or inode.in_pool or ino in self.fetched) and ino not in self._told:
+        # Of an object that only the bucket has here, other nodes may have copies.
+        elsewhere = inode.in_pool or inode.in_bucket or ino in self.fetched
+        if (ours or other or elsewhere) and ino not in self._told:
             known = self.ledger.catalog.inode(ino)
             key = None if known is None else self.entries.key(known)
             # A file being written has no digest: the index has nothing of it.
