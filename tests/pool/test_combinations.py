@@ -187,6 +187,26 @@ def test_object_rewritten_by_a_reader_is_replaced_in_the_bucket(
     assert bytes_in(s3, bucket) == {"@0/block": NEW}
 
 
+def test_object_renamed_by_a_reader_has_its_new_key(
+    both: str, mount: Mount, s3: Server, bucket: str
+) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    (a.path / "d").mkdir()
+    for name in ("block", "d/below"):
+        uploaded(a, name, name.encode())
+        gets(b, name, name.encode())
+    wait_for(lambda: announced(b) == 2, "the copies are announced")
+    (b.path / "block").rename(b.path / "other")
+    (b.path / "d").rename(b.path / "e")
+    now = {"@0/other": b"block", "@0/e/below": b"d/below"}
+    wait_for(lambda: bytes_in(s3, bucket) == now, "the bucket follows")
+    gets(a, "other", b"block")
+    gets(a, "e/below", b"d/below")
+    for kv in (a, b):
+        for name in ("block", "d/below"):
+            wait_for(partial(absent, kv.path / name), "the old name is gone")
+
+
 # With NFS on top
 
 

@@ -149,7 +149,7 @@ class Announcer:
         if not inode.is_file:
             return
         ino = inode.ino
-        ours = ino in self.announced or ino in self._in_turn
+        ours = self._is_told(ino)
         other = self._others.get(ino)
         # Of an object that only the bucket has here, other nodes may have copies.
         elsewhere = inode.in_pool or inode.in_bucket or ino in self.fetched
@@ -165,6 +165,10 @@ class Announcer:
         self._changed.setdefault(ino, trio.current_time())
         self._wake.set()
 
+    def _is_told(self, ino: int) -> bool:
+        """Whether the index has an object of this node, or is being told of it."""
+        return ino in self.announced or ino in self._in_turn
+
     def committing(self, batch: Batch) -> None:
         """Write the names that programs take into their batch: the next daemon must know them."""
         for ino in batch.inos() if self._told else ():
@@ -173,12 +177,6 @@ class Announcer:
                 continue
             if ino not in self._withdrawn and before.leaves(ino, batch):
                 self.entries.leaving.leaves(before.indexed, batch)
-
-    def withdrawn(self, ino: int) -> None:
-        """Learn that kvfs itself drops an object: its name is not free for other objects."""
-        if ino in self._told or ino in self.announced or ino in self._in_turn:
-            self._withdrawn.add(ino)
-        if (before := self._told.get(ino)) is not None:
                 self._delete_elsewhere(before, batch)
                 batch.then(partial(self._told.__setitem__, ino, before._replace(there="")))
 
@@ -198,6 +196,12 @@ class Announcer:
         if left.there:
             digest = left.indexed.digest
             self.ledger.dirty.superseded.delete_of_digest(left.there, digest, batch)
+
+    def withdrawn(self, ino: int) -> None:
+        """Learn that kvfs itself drops an object: its name is not free for other objects."""
+        if ino in self._told or self._is_told(ino):
+            self._withdrawn.add(ino)
+        if (before := self._told.get(ino)) is not None:
             self.entries.leaving.stays(before.key)
 
     def moved(self, directory: int, folder: str) -> None:
@@ -245,12 +249,21 @@ class Announcer:
                     inode, name = self.ledger.table.inode(entry.ino), escape(entry.name)
                     if inode is not None and inode.is_dir:
                         waiting.append((inode.ino, f"{before}{name}/"))
-                    elif inode is not None and inode.ino in self.announced:
-                        told = _Told.of(inode, f"{before}{name}")
-                        self._told.setdefault(inode.ino, told)
-                        self.entries.leaving.changes(told.key, inode.ino)
-                        self.announce(inode.ino)
+                    elif inode is not None and self._is_told(inode.ino):
+                        self._follow_one(inode, f"{before}{name}")
                 await trio.lowlevel.checkpoint()
+
+    def _follow_one(self, inode: Inode, key: str) -> None:
+        """Note an announced object as changed, with its key of before the move."""
+        known = self._told.get(inode.ino)
+        if known is not None and known.key == self.entries.key(inode):  # it changed after the move
+            self.entries.leaving.stays(known.key)
+            known = None
+        if known is None:
+            told = _Told.of(inode, key, there=self._elsewhere(inode, key))
+            self._told[inode.ino] = told
+            self.entries.leaving.changes(key, inode.ino)
+        self.announce(inode.ino)
 
     def announce(self, ino: int) -> None:
         """Tell the index of an object again."""
@@ -380,11 +393,15 @@ class Announcer:
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(new)
-        self._save_left()
+        self._save_left(gone.values())
 
-    def _save_left(self) -> None:
+    def _save_left(self, gone: Iterable[_Told]) -> None:
         """Write the names that left without a batch of their own, as below a renamed directory."""
         try:
+            if elsewhere := [one for one in gone if one.there]:
+                with self.ledger.catalog.batch() as batch:
+                    for one in elsewhere:
+                        self._delete_elsewhere(one, batch)
             self.entries.leaving.save()
         except CatalogError as error:
             log.error("names that left the pool are not in the catalog yet: %s", error)
@@ -511,6 +528,17 @@ class Announcer:
         except KvfsError as error:
             log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
 
+    def _leave_bucket(self, inode: Inode) -> None:
+        """Delete an object from the bucket, unless its key has another one by now.
+
+        Its last handle may be closed much later, and must delete nothing then.
+        """
+        dirty = self.ledger.dirty
+        if (stored := dirty.stored(inode.ino)) is not None:
+            with self.ledger.catalog.batch() as batch:
+                dirty.superseded.delete_of_digest(stored.key, inode.digest, batch)
+            self.ledger.records.record_not_in_bucket(inode, delete=False)
+
     def _way(self, key: str) -> list[tuple[str, str]]:
         """The listings of a key: its own name, and the directories above it that are new."""
         found = self.entries.folder_of(key)
@@ -529,14 +557,3 @@ class Announcer:
     async def _unlist(self, keys: Iterable[str], gone: Iterable[bool]) -> None:
         found = (self.entries.folder_of(key) for key, last in zip(keys, gone, strict=True) if last)
         await self.index.unlist_names([one for one in found if one is not None])
-    def _leave_bucket(self, inode: Inode) -> None:
-        """Delete an object from the bucket, unless its key has another one by now.
-
-        Its last handle may be closed much later, and must delete nothing then.
-        """
-        dirty = self.ledger.dirty
-        if (stored := dirty.stored(inode.ino)) is not None:
-            with self.ledger.catalog.batch() as batch:
-                dirty.superseded.delete_of_digest(stored.key, inode.digest, batch)
-            self.ledger.records.record_not_in_bucket(inode, delete=False)
-
