@@ -136,6 +136,10 @@ class Dispatcher:
             )
             self._tasks.append(self.pool.run)
             live.observe("pool_wait", partial(setattr, self.pool.fetcher, "wait"))
+        if self.pool is not None and self.uploader and self.bucket_listing:
+            self.uploader.stands = self.pool.recheck.stands
+            self.bucket_listing.doubted = self.pool.listing.doubted
+            self.bucket_listing.remote_entries.has_left = self.pool.lookup.has_left
         fetchers = [one for one in (self.hydration, self.pool and self.pool.fetcher) if one]
         if fetchers:
             self.prefetch = Prefetch(ledger, fetchers)

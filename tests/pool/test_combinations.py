@@ -117,6 +117,29 @@ def test_object_that_was_evicted_everywhere_comes_from_the_bucket(both: str, mou
     assert (a.path / "block").read_bytes() == OLD
 
 
+def test_unlinked_object_does_not_come_back_from_the_bucket(
+    both: str, mount: Mount, s3: Server, bucket: str
+) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    for kv in (a, b):
+        (kv.path / "d").mkdir()
+    uploaded(a, "d/block", OLD)
+    gets(b, "d/block", OLD)
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    kept = Kept(s3, bucket, "@0/d/block")
+    (a.path / "d" / "block").unlink()
+    wait_for(lambda: not bytes_in(s3, bucket), "the bucket has followed")
+    kept.bring_back()
+    wait_for(lambda: absent(b.path / "d" / "block"), "b lets its copy go")
+    c = node(mount, both, "c")
+    wait_for(lambda: os.listdir(c.path) == ["d"], "c lists the bucket")
+    for kv in (a, b, c):
+        for _ in range(3):
+            assert absent(kv.path / "d" / "block")
+        assert os.listdir(kv.path / "d") == []
+        assert absent(kv.path / "d" / "block")
+
+
 def test_object_unlinked_by_a_reader_goes_from_the_bucket(
     both: str, mount: Mount, s3: Server, bucket: str
 ) -> None:
@@ -132,6 +155,21 @@ def test_object_unlinked_by_a_reader_goes_from_the_bucket(
     for kv in (a, b):
         for name in ("read", "found"):
             wait_for(partial(absent, kv.path / name), "it is gone")
+
+
+def test_object_unlinked_before_its_upload_stays_out_of_the_bucket(
+    both: str, mount: Mount, s3: Server, bucket: str
+) -> None:
+    slow = both.replace("s3_delay=0.1", "s3_delay=3600")
+    a, b = node(mount, slow, "a"), node(mount, both, "b")
+    write(a, "block", OLD)
+    gets(b, "block", OLD)
+    (b.path / "block").unlink()
+    wait_for(lambda: b.status()["pool"]["counters"]["unlinked"] == 1, "the index knows it")
+    subprocess.run([*KVFS, "flush", a.path, "--wait"], check=True, capture_output=True)
+    assert not bytes_in(s3, bucket)
+    assert absent(a.path / "block")
+    assert absent(b.path / "block")
 
 
 def test_object_unlinked_where_only_the_bucket_has_it_goes_from_the_pool(

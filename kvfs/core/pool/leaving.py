@@ -93,6 +93,10 @@ class Leaving:
             return True
         left, when = self._left.get(key, (None, 0))
         if left is None or _is_old(when):
+    def knows(self, key: str) -> bool:
+        """Whether an object of this key leaves, or has left."""
+        return key in self._pending or key in self._left
+
             return False
         return facts.digest == left.digest or facts.mtime_ns <= left.mtime_ns
 

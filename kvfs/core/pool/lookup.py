@@ -18,6 +18,7 @@ from kvfs.core.pool.peers import Peers
 from kvfs.errors import CatalogError
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import GoneEntry, Index, PoolEntry
+from kvfs.s3.facts import Facts
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,7 @@ class PoolLookup:
         self.peers = peers
         self.counters = Counter({"lookups": 0, "found": 0, "absent_cached": 0, "failures": 0})
         self.found: OrderedDict[str, PoolEntry] = OrderedDict()  # the last answers, by key
+        self._gone: OrderedDict[str, GoneEntry] = OrderedDict()  # the last answers of this kind
         self._absent: LastSeen[str] = LastSeen()
         self._asking: dict[str, trio.Event] = {}
         self._quiet_until = 0.0
@@ -66,6 +68,7 @@ class PoolLookup:
     async def _ask(self, parent: int, name: bytes, key: str, folder: str) -> None:
         self.counters["lookups"] += 1
         entry, listed = await self.index.look(key, folder)
+        self.note_gone(key, entry)
         if isinstance(entry, PoolEntry) and await self.peers.usable(entry):
             self.remember(key, entry)
             self.counters["found"] += self.entries.enter(parent, name, key, entry)
@@ -108,6 +111,26 @@ class PoolLookup:
         self.found.move_to_end(key)
         if len(self.found) > REMEMBERED:
             self.found.popitem(last=False)
+
+    def note_gone(self, key: str, entry: PoolEntry | GoneEntry | None) -> None:
+        """Remember that an object was unlinked or replaced: the bucket may have it yet."""
+        if not isinstance(entry, GoneEntry):
+            self._gone.pop(key, None)
+            return
+        self._gone[key] = entry
+        self._gone.move_to_end(key)
+        if len(self._gone) > REMEMBERED:
+            self._gone.popitem(last=False)
+
+    def has_left(self, parent: int, name: bytes, facts: Facts) -> bool:
+        """Whether an object of the bucket was unlinked or replaced, as far as is known."""
+        asked = self.entries.key_of_name(parent, name)
+        if asked is None:
+            return False
+        gone = self._gone.get(asked[0])
+        if gone is not None and gone.covers(facts.digest, facts.mtime_ns):
+            return True
+        return self.entries.leaving.hides(asked[0], facts)
 
     def is_there(self, key: str) -> None:
         """Note that a name is not absent: this node has announced it."""
