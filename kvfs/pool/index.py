@@ -58,7 +58,8 @@ end
 """
 
 # The digest that was announced first stands, unless it was unlinked or only dead nodes have it. But
-# of two objects that each had the name before the index lost its data, the later one stands.
+# of two objects that each had the name before the index lost its data, the later one stands. An
+# object that is written again with the same bytes takes its digest out of the mark (`gone`).
 # ARGV: "new" or "again", the digest, its time, the field and value of the owner, then the facts.
 ANNOUNCE = (
     _MARK
@@ -79,6 +80,9 @@ if not known then
   end
   redis.call('PERSIST', key)
   redis.call('HSET', key, unpack(ARGV, 6))
+  if gone and string.sub(gone, 1, 32) == ARGV[2] and ARGV[3] > string.sub(gone, 34) then
+    redis.call('HSET', key, 'gone', string.rep('0', 32) .. string.sub(gone, 33))
+  end
 end
 redis.call('HSET', key, ARGV[4], ARGV[5])
 return 'here'

@@ -225,6 +225,22 @@ def test_object_rewritten_by_a_reader_is_replaced_in_the_bucket(
     assert bytes_in(s3, bucket) == {"@0/block": NEW}
 
 
+def test_object_written_again_with_the_same_bytes_is_found(both: str, mount: Mount) -> None:
+    """As an engine does that evicts a block and computes it again."""
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    write(a, "block", OLD)
+    (a.path / "block").unlink()
+    uploaded(a, "block", OLD)
+    spill(a, "block")
+    gets(b, "block", OLD)
+    assert s3_of(b)["downloads"] == 1
+    wait_for(lambda: announced(b) == 1, "it is announced")
+    assert (a.path / "block").read_bytes() == OLD
+    wait_for(lambda: announced(a) == 1, "it is announced again")
+    for kv in (a, b):
+        assert (kv.path / "block").read_bytes() == OLD
+
+
 def test_object_renamed_by_a_reader_has_its_new_key(
     both: str, mount: Mount, s3: Server, bucket: str
 ) -> None:

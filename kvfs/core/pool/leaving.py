@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 REMEMBERED = 1 << 16  # names; 26 MiB with keys of 50 bytes
 
+NO_DIGEST = bytes(16)  # only times tell which objects left
 _VALUE = Struct(">16sQQ")  # the digest, the time of modification and the time of the loss, both ns
 
 
@@ -71,9 +72,14 @@ class Leaving:
 
         Earlier objects are remembered while a later one is there: all nodes may evict that one.
         """
-        left = self._left.get(key)
-        if left is not None and facts.mtime_ns <= left[0].mtime_ns:
+        left, when = self._left.get(key, (None, 0))
+        if left is None:
+            return
+        if facts.mtime_ns <= left.mtime_ns:
             del self._left[key]
+            self._unsaved.add(key)
+        elif facts.digest == left.digest:  # it was written again, with the same bytes
+            self._left[key] = left._replace(digest=NO_DIGEST), when
             self._unsaved.add(key)
 
     def told(self, indexed: Unlinked, ino: int, *, gone: bool) -> None:
@@ -87,16 +93,16 @@ class Leaving:
                 self._unsaved.add(key)
             self._remember(latest, time.time_ns())
 
+    def knows(self, key: str) -> bool:
+        """Whether an object of this key leaves, or has left."""
+        return key in self._pending or key in self._left
+
     def hides(self, key: str, facts: Facts) -> bool:
         """Whether an object of the index is one that left, or an earlier one."""
         if key in self._pending:
             return True
         left, when = self._left.get(key, (None, 0))
         if left is None or _is_old(when):
-    def knows(self, key: str) -> bool:
-        """Whether an object of this key leaves, or has left."""
-        return key in self._pending or key in self._left
-
             return False
         return facts.digest == left.digest or facts.mtime_ns <= left.mtime_ns
 
