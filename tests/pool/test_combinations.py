@@ -5,19 +5,25 @@ import os
 import subprocess
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import boto3  # type: ignore[import-untyped]
 import pytest
 
+from kvfs import prefix
 from kvfs.control import request
 from scripts.s3_server import Server
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
-from tests.nfs.conftest import exported
-from tests.pool.test_two_nodes import absent, announced, fetched, gets, node, write
+from tests.nfs.conftest import Exported, exported
+from tests.pool.test_two_nodes import absent, announced, fetched, gets, node, read, write
 from tests.s3.rig import bytes_in
 from tests.s3.test_mounted import all_uploaded, attribute, s3_of
+from tests.semantics.test_namespaces import FOR_EVER, Opener
+from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain
+from tests.semantics.test_prefixes import write as write_blocks
 
 __all__ = ["exported"]  # a fixture of the tests of NFS
 
@@ -265,7 +271,7 @@ def test_object_renamed_by_a_reader_has_its_new_key(
 
 
 def seen(look: Callable[[], object]) -> object:
-    """What a client sees of a file, once the server has forgotten its handle of an earlier one."""
+    """The result of a look at a file; None without the file, an error with an obsolete handle."""
     try:
         return look()
     except OSError as error:
@@ -274,3 +280,164 @@ def seen(look: Callable[[], object]) -> object:
         if error.errno == errno.ESTALE:
             return error
         raise
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_nfs_clients_of_a_node_see_the_pool(
+    pool: str, mount: Mount, exported: Exported, version: int
+) -> None:
+    a, b = node(mount, pool, "a"), node(mount, f"{pool},allow_other", "b")
+    (a.path / "d").mkdir()
+    for name in ("first", "second"):
+        write(a, f"d/{name}", name.encode() * MIB)
+    b.path.chmod(0o777)  # clients are nobody
+    with exported(b).client(version) as client:
+
+        def shown() -> set[bytes]:
+            return {entry.name for entry in client.listdir("d")} - {b".", b".."}
+
+        wait_for(lambda: client.exists("d"), "it is found")
+        wait_for(lambda: shown() == {b"first", b"second"}, "they are listed")
+        for name in ("first", "second"):
+            assert client.stat(f"d/{name}").st_size == len(name) * MIB
+            assert client.read(f"d/{name}") == name.encode() * MIB
+        assert fetched(b) == 2
+        (a.path / "d" / "first").write_bytes(b"new")
+        first = partial(client.read, "d/first")
+        wait_for(lambda: seen(first) == b"new", "the client reads the new version")
+        (a.path / "d" / "first").unlink()
+        wait_for(lambda: seen(first) is None, "the client sees that it is gone")
+        (b.path / "d").chmod(0o777)
+        client.unlink("d/second")
+        wait_for(lambda: absent(a.path / "d" / "second"), "an unlink by the client is for all")
+        client.write("d/third", b"third")
+        wait_for(lambda: read(a.path / "d" / "third") == b"third", "a reads what it has written")
+        wait_for(lambda: shown() == {b"third"}, "the listing follows")
+        wait_for(lambda: b.status()["open_handles"] == 0, "the server has closed them")
+
+
+# With settings of namespaces
+
+
+def namespace(kv: Mounted, **settings: str) -> Path:
+    request(kv.path, "ns_create", name="ns", settings=settings, uid=0, gid=0)
+    return kv.path / "ns"
+
+
+def of_namespace(kv: Mounted) -> dict[str, Any]:
+    (found,) = [one for one in kv.status()["namespaces"] if one["name"] == "ns"]
+    return dict(found)
+
+
+def test_file_with_publish_at_close_is_in_the_pool_after_its_close(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    here, there = (namespace(kv, publish="close") for kv in (a, b))
+    with (here / "block").open("wb") as mine, (there / "block").open("wb") as other:
+        mine.write(b"of a")
+        other.write(b"of b")
+        assert absent(there / "block")
+        mine.close()
+        wait_for(lambda: announced(a) == 1, "it is announced")
+        wait_for(lambda: read(there / "block") == b"of a", "it is found")
+    wait_for(lambda: b.status()["writers"] == 0, "the other one is closed")
+    for path in (here, there):
+        assert (path / "block").read_bytes() == b"of a"
+        assert os.listdir(path) == ["block"]
+    assert b.status()["pool"]["counters"]["conflicts"] == 0
+
+
+def test_blocks_of_nodes_and_of_the_bucket_count_in_matches(both: str, mount: Mount) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    keys = chain(30)
+    for kv in (a, b):
+        (namespace(kv, prefix="on") / ROOT.hex()).mkdir()
+    write_blocks(a.path / "ns", keys)
+    wait_for(lambda: announced(a) == len(keys), "they are announced")
+    all_uploaded(a)
+    wait_for(lambda: ask(b.path / "ns", keys).blocks == len(keys), "b counts all")
+    paths = [prefix.path(*pair) for pair in pairwise([ROOT, *keys])]
+    for path, key in zip(paths, keys[:10], strict=False):
+        gets(b, f"ns/{path}", key * (BLOCK // len(key)))
+    wait_for(lambda: announced(b) >= 10, "the copies are announced")
+    spill(a, *(f"ns/{path}" for path in paths))
+    wait_for(lambda: ask(a.path / "ns", keys).blocks == len(keys), "a counts those of the bucket")
+    gets(a, f"ns/{paths[0]}", keys[0] * (BLOCK // len(keys[0])))
+    for path, key in zip(paths, keys, strict=True):
+        gets(b, f"ns/{path}", key * (BLOCK // len(key)))
+
+
+def test_fetched_copies_keep_the_quotas_of_their_reader(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    namespace(a)
+    there = namespace(b, quota_hard="4M")
+    for number in range(8):
+        write(a, f"ns/{number}", bytes([number]) * MIB)
+    for number in range(8):
+        gets(b, f"ns/{number}", bytes([number]) * MIB)
+        assert 0 < of_namespace(b)["bytes"] <= 4 * MIB
+    assert of_namespace(a)["objects"] == 8
+    assert fetched(b) == 8
+    for name, value in (("quota_hard", "0"), ("quota_objects", "2")):
+        os.setxattr(there, f"user.kvfs.{name}", value.encode())
+    for number in range(8):
+        gets(b, f"ns/{number}", bytes([number]) * MIB)
+        assert 0 < of_namespace(b)["objects"] <= 2
+    write(a, "ns/large", b"x" * 5 * MIB)
+    os.setxattr(there, "user.kvfs.quota_hard", b"4M")
+    assert read(there / "large") is None
+    assert of_namespace(b)["bytes"] <= 4 * MIB
+    os.setxattr(there, "user.kvfs.quota_hard", b"0")
+    gets(b, "ns/large", b"x" * 5 * MIB)
+
+
+def test_namespace_beyond_its_soft_quota_gives_room_to_fetched_copies(
+    pool: str, mount: Mount
+) -> None:
+    small = pool.replace("ram=64M,nvme={tmp}/NAME-nvme,nvme_size=256M", "ram=32M")
+    a, b = node(mount, pool, "a"), node(mount, small, "b")
+    namespace(a)
+    namespace(b, quota_soft="8M")
+    for number in range(12):
+        (b.path / f"{number}").write_bytes(bytes([number]) * MIB)
+    for number in range(30):
+        write(a, f"ns/{number}", bytes([number]) * MIB)
+        gets(b, f"ns/{number}", bytes([number]) * MIB)
+    a.umount("--now")  # from now on b has what it has
+    for number in range(12):
+        assert (b.path / f"{number}").read_bytes() == bytes([number]) * MIB
+
+
+def test_reads_of_other_nodes_count_for_the_limits_of_their_reader(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    here, there = namespace(a), namespace(b)
+    for name in ("first", "second"):
+        write(a, f"ns/{name}", name.encode() * MIB)
+    os.setxattr(there, "user.kvfs.read_bytes", FOR_EVER.encode())
+    os.setxattr(here, "user.kvfs.read_bytes", FOR_EVER.encode())
+    assert (there / "first").read_bytes() == b"first" * MIB  # on credit
+    reader = Opener(lambda: gets(b, "ns/second", b"second" * MIB))
+    assert (here / "first").read_bytes() == b"first" * MIB, "a read of b costs nothing here"
+    assert not reader.done
+    assert fetched(b) == 1
+    os.setxattr(there, "user.kvfs.read_bytes", b"0")
+    reader.end()
+    assert fetched(b) == 2
+
+
+def test_lifetime_of_a_fetched_copy_is_that_of_its_object(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    namespace(a)
+    there = namespace(b)
+    write(a, "ns/fetched", b"x")
+    write(a, "ns/found", b"x")
+    gets(b, "ns/fetched", b"x")
+    wait_for(lambda: not absent(there / "found"), "it is found")
+    os.setxattr(there, "user.kvfs.ttl", b"1s")
+    for name in ("fetched", "found"):
+        wait_for(partial(absent, there / name), "its lifetime has ended")
+        assert read(there / name) is None
+    assert os.listdir(there) == []
+    for name in ("fetched", "found"):
+        assert (a.path / "ns" / name).read_bytes() == b"x"
+    os.setxattr(there, "user.kvfs.ttl", b"0")
+    gets(b, "ns/fetched", b"x")
