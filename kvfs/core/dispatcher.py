@@ -115,7 +115,7 @@ class Dispatcher:
             self.bucket_listing = BucketListing(bucket_lookup)
             self.contests = Contests(bucket_lookup)
             self.importing = Importing(self.bucket_listing)
-            self.hydration = Hydration(transfers, room, remote, self._jobs, bucket_lookup)
+            self.hydration = Hydration(transfers, room, quota, remote, self._jobs, bucket_lookup)
             self.uploader = Uploader(
                 *(transfers, quota, remote, self._jobs),
                 notes=notes,
@@ -131,9 +131,15 @@ class Dispatcher:
         if member is not None and tree is not None:
             from kvfs.core.pool import pool  # noqa: PLC0415 (it needs the extra)
 
-            self.pool = pool.Pool(member, transfers, room, tree, urgent or movers, self._jobs)
+            self.pool = pool.Pool(
+                member, transfers, room, quota, tree, urgent or movers, self._jobs
+            )
             self._tasks.append(self.pool.run)
             live.observe("pool_wait", partial(setattr, self.pool.fetcher, "wait"))
+        if self.pool is not None and self.uploader and self.bucket_listing:
+            self.uploader.stands = self.pool.recheck.stands
+            self.bucket_listing.doubted = self.pool.listing.doubted
+            self.bucket_listing.remote_entries.has_left = self.pool.lookup.has_left
         fetchers = [one for one in (self.hydration, self.pool and self.pool.fetcher) if one]
         if fetchers:
             self.prefetch = Prefetch(ledger, fetchers)

@@ -368,10 +368,10 @@ class Operations(pyfuse3.Operations):
         if inode >= FIRST_VIRTUAL:
             return inode
         found = self.tree.directory(inode).ino
+        if self.pool is not None:  # first, as in look-ups: what nodes have comes from them
+            await self.pool.listing.show(inode)
         if self.bucket_listing is not None:
             await self.bucket_listing.show(inode)
-        if self.pool is not None:
-            await self.pool.listing.show(inode)
         return found
 
     @answering

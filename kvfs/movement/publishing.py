@@ -28,7 +28,7 @@ from kvfs.s3.errors import (
     ObjectExistsError,
     OutageError,
 )
-from kvfs.s3.facts import Facts
+from kvfs.s3.facts import DIGEST, OF_DIGEST, Facts
 from kvfs.s3.store import is_listed
 from kvfs.s3.transfer import ATTEMPT, StoreTransfers
 
@@ -105,11 +105,14 @@ def facts(
 
 
 def is_ours(transfers: StoreTransfers, key: str, tokens: Sequence[str]) -> bool:
-    """Whether one of these attempts has made the present object."""
+    """Whether one of these attempts has made the present object, or it has one of their digests."""
+    if not tokens:
+        return False
     try:
-        return bool(tokens) and transfers.store.head(key).metadata.get(ATTEMPT, "") in tokens
+        told = transfers.store.head(key).metadata
     except NoObjectError:
         return False
+    return told.get(ATTEMPT, "") in tokens or f"{OF_DIGEST}{told.get(DIGEST, '')}" in tokens
 
 
 def publish_name(transfers: StoreTransfers, record: tuple[str, bytes] | None) -> None:

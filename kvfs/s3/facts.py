@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 FORMAT = 1
 MODEL_MAX = 255  # bytes
+DIGEST = "kvfs-xxh3-128"  # the field with the digest
+OF_DIGEST = "digest:"  # before a digest: in place of an upload's token, it means any upload of it
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _SIGNED = re.compile(r"0|-?[1-9][0-9]{0,18}")
@@ -65,7 +67,7 @@ class Facts:
         return {
             "kvfs-format": str(FORMAT),
             "kvfs-size": str(self.size),
-            "kvfs-xxh3-128": self.digest.hex(),
+            DIGEST: self.digest.hex(),
             "kvfs-codec": self.codec,
             "kvfs-stored-size": str(self.stored_size),
             "kvfs-stored-xxh3-128": self.stored_digest.hex(),

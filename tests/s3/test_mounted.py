@@ -119,6 +119,27 @@ def test_spilled_object_keeps_its_name_and_is_hydrated(made: Make) -> None:
     assert attribute(path, "tier") in {"ram+s3", "nvme+s3"}
 
 
+def test_copies_from_the_bucket_keep_the_hard_quota(made: Make) -> None:
+    kv = made()
+    directory = kv.path / "n"
+    directory.mkdir()
+    names = [f"{number}" for number in range(8)]
+    for name in names:
+        (directory / name).write_bytes(SMALL)
+    all_uploaded(kv)
+    subprocess.run([*KVFS, "ns", "set", directory, "quota_objects=3", "prefetch=off"], check=True)
+
+    def held() -> int:
+        (found,) = [one for one in kv.status()["namespaces"] if one["name"] == "n"]
+        return int(found["objects"])
+
+    wait_for(lambda: held() <= 3, "the others are in the bucket only")
+    for name in names:
+        assert (directory / name).read_bytes() == SMALL
+        assert held() <= 3
+    assert s3_of(kv)["downloads"] >= len(names) - 3
+
+
 def test_an_open_waits_for_uploads_that_make_room(made: Make) -> None:
     kv = made("ram=64M,s3_dirty=1G")
     content = os.urandom(8 * MIB)

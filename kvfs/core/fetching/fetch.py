@@ -1,22 +1,26 @@
 """Objects that are fetched from a bucket or from other nodes: for an open, or ahead of it.
 
-Contract: a fetch for which an open waits may evict as a create does. A fetch for a
-`PrefetchRequest` takes no room from recently used objects, and ends when no request wants it any
-more (UnwantedError). Synchronous. Not for the fetches (`core/bucket/download`, `core/pool/fetch`),
-nor for the choice of objects to fetch ahead (`prefetch`), nor for their order (`budget`).
+Contract: a fetch for which an open waits may evict as a create does, also for the hard quotas of
+its namespace. A fetch for a `PrefetchRequest` takes no room from recently used objects, and ends
+when no request wants it any more (UnwantedError). Synchronous. Not for the fetches
+(`core/bucket/download`, `core/pool/fetch`), nor for the choice of objects to fetch ahead
+(`prefetch`), nor for their order (`budget`).
 """
 
+from contextlib import nullcontext
 from typing import Protocol
 
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.fetching.budget import FetchTurn
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.stream import Stream
+from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.shared_work import SharedWork
-from kvfs.errors import NoSpaceError, NotFoundError
+from kvfs.errors import NoSpaceError, NotFoundError, QuotaError
 from kvfs.tiers import Reservation, Tier
 
 
@@ -82,13 +86,19 @@ class Fetch(SharedWork):
 
 
 def reserve(
-    ledger: Ledger, room: Room, inode: Inode, cost: int, request: PrefetchRequest | None
+    ledger: Ledger,
+    room: Room,
+    quota: Quota,
+    inode: Inode,
+    cost: int,
+    request: PrefetchRequest | None,
 ) -> Reservation:
     """Reserve room for a copy of `cost` bytes in the fastest tier that has room.
 
     request: None if an open waits. Raises NoSpaceError, UnwantedError.
     """
     namespace = ledger.namespaces.of(inode)
+    _keep(quota, namespace, inode, request)
     for tier in ledger.tiers.local:
         last = tier is ledger.tiers.local[-1]
         if not namespace.takes(tier) or tier.health.down:
@@ -106,3 +116,18 @@ def reserve(
     if request is not None:
         raise UnwantedError("no tier has room that is free, or was not used lately")
     raise NoSpaceError(f"no tier has room for {cost} bytes")
+
+
+def _keep(
+    quota: Quota, namespace: Namespace, inode: Inode, request: PrefetchRequest | None
+) -> None:
+    """Drop objects until the hard quotas allow one more. Raises NoSpaceError, UnwantedError."""
+    wanted = Tier.cost(-(-inode.size // 4096) * 8)
+    try:
+        with nullcontext() if request is None else quota.victims.gently():
+            while not quota.keep(namespace, wanted, objects=1):
+                pass
+    except QuotaError as error:
+        if request is not None:
+            raise UnwantedError(str(error)) from error
+        raise NoSpaceError(str(error)) from error

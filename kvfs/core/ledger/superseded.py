@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from kvfs.catalog import Batch, Catalog, keys
+from kvfs.s3.facts import OF_DIGEST
 
 
 class Superseded:
@@ -66,10 +67,18 @@ class Superseded:
         batch.mark(keys.DELETED, number, f"{key}\0{token}".encode())
         batch.then(partial(self._to_delete, key, number, token))
 
+    def delete_of_digest(self, key: str, digest: bytes, batch: Batch) -> None:
+        """Mark a key at which another node may have an object that no name means any more.
+
+        digest: of the object. Another one at the key stays there.
+        """
+        self.attempt(key, f"{OF_DIGEST}{digest.hex()}", batch)
+
     def attempts(self, key: str) -> tuple[str, ...]:
         """The upload tokens of a key; () if the key is to be deleted in any case.
 
-        With tokens, the key is deleted only if one of these uploads made its content.
+        With tokens, the key is deleted only if one of these uploads made its content, or if its
+        content has the digest in a token.
         """
         numbers = self.deletes.get(key, set())
         tokens = tuple(self._attempts.get(number, "") for number in numbers)

@@ -66,13 +66,20 @@ class _Told(NamedTuple):
     indexed: Unlinked  # the object itself, or the one that it is in conflict with
     link: tuple[int, int]  # the directory and the cookie of its first name
     shared: bool = True  # changes of its name are for all nodes
+    there: str = ""  # the key at which another node may have stored it, if this node has not
 
     @classmethod
     def of(
-        cls, inode: Inode, key: str, *, shared: bool = True, other: Unlinked | None = None
+        cls,
+        inode: Inode,
+        key: str,
+        *,
+        shared: bool = True,
+        other: Unlinked | None = None,
+        there: str = "",
     ) -> "_Told":
-        itself = Unlinked(key, inode.digest, inode.backing_mtime_ns)
-        return cls(key, inode.version, inode.digest, other or itself, inode.links[0], shared)
+        indexed = other or Unlinked(key, inode.digest, inode.backing_mtime_ns)
+        return cls(key, inode.version, inode.digest, indexed, inode.links[0], shared, there)
 
     def is_still(self, inode: Inode, key: str | None) -> bool:
         """Whether an object has the same content and key yet."""
@@ -165,6 +172,7 @@ class Announcer:
         ino = inode.ino
         return (
             inode.in_pool
+            or inode.in_bucket  # other nodes may have copies
             or inode.backing_mtime_ns < self._began_ns
             or any(ino in one for one in (self.announced, self._in_turn, self._earlier))
             or ino in self._others
@@ -181,7 +189,8 @@ class Announcer:
         # A file being written has no digest: the index has nothing of it.
         if ino in self._told or not known.digest or not known.links or key is None:
             return
-        self._told[ino] = _Told.of(known, key, shared=shared, other=other)
+        there = self._elsewhere(known, key)
+        self._told[ino] = _Told.of(known, key, shared=shared, other=other, there=there)
         self.entries.leaving.changes(key, ino)
 
     def _key_in_index(self, inode: Inode) -> str | None:
@@ -199,6 +208,10 @@ class Announcer:
             return indexed.folder if found else None
         return indexed.folder + escape(found[1].name)
 
+    def _is_told(self, ino: int) -> bool:
+        """Whether the index has an object of this node, or is being told of it."""
+        return ino in self.announced or ino in self._in_turn
+
     def committing(self, batch: Batch) -> None:
         """Write the names that programs take into their batch: the next daemon must know them."""
         for ino in batch.dropped:
@@ -209,6 +222,25 @@ class Announcer:
                 continue
             if ino not in self._withdrawn and before.leaves(ino, batch):
                 self.entries.leaving.leaves(before.indexed, batch)
+                self._delete_elsewhere(before, batch)
+                batch.then(partial(self._told.__setitem__, ino, before._replace(there="")))
+
+    def _elsewhere(self, inode: Inode, key: str) -> str:
+        """The key at which another node may have stored an object; "" if this node has, or none."""
+        ino, dirty, bucket = inode.ino, self.ledger.dirty, self.ledger.tiers.bucket
+        if not bucket.mounted or not bucket.shared or dirty.stored(ino) is not None:
+            return ""
+        if ino in dirty and ino not in self.fetched and ino not in self._others:
+            return ""  # a program has written it here, and no other node uploads it
+        if not self.ledger.namespaces.of(inode).takes(bucket):
+            return ""
+        return self.entries.key_in(bucket.keys, key)
+
+    def _delete_elsewhere(self, left: _Told, batch: Batch) -> None:
+        """Delete an object that another node has stored, once: that node may be dead."""
+        if left.there:
+            digest = left.indexed.digest
+            self.ledger.dirty.superseded.delete_of_digest(left.there, digest, batch)
 
     def _note_dropped(self, ino: int, batch: Batch) -> None:
         """Hide earlier objects of a name that other nodes may have, if kvfs drops a later one."""
@@ -221,7 +253,7 @@ class Announcer:
 
     def withdrawn(self, ino: int) -> None:
         """Learn that kvfs itself drops an object: its name is not free for other objects."""
-        if ino in self._told or ino in self.announced or ino in self._in_turn:
+        if ino in self._told or self._is_told(ino):
             self._withdrawn.add(ino)
         if (before := self._told.get(ino)) is not None:
             self.entries.leaving.stays(before.key)
@@ -409,11 +441,15 @@ class Announcer:
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(new)
-        self._save_left()
+        self._save_left(gone.values())
 
-    def _save_left(self) -> None:
+    def _save_left(self, gone: Iterable[_Told]) -> None:
         """Write the names that left without a batch of their own, as below a renamed directory."""
         try:
+            if elsewhere := [one for one in gone if one.there]:
+                with self.ledger.catalog.batch() as batch:
+                    for one in elsewhere:
+                        self._delete_elsewhere(one, batch)
             self.entries.leaving.save()
         except CatalogError as error:
             log.error("names that left the pool are not in the catalog yet: %s", error)
@@ -547,9 +583,21 @@ class Announcer:
         log.info("%s: another node has unlinked or replaced it", self.ledger.catalog.named(ino))
         self.counters["stale"] += 1
         try:
-            self.ledger.removals.drop(inode, "stale")
+            self._leave_bucket(inode)
+            self.ledger.removals.drop(inode, "stale", stored=False)  # the rest of a group stays
         except KvfsError as error:
             log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
+
+    def _leave_bucket(self, inode: Inode) -> None:
+        """Delete an object from the bucket, unless its key has another one by now.
+
+        Its last handle may be closed much later, and must delete nothing then.
+        """
+        dirty = self.ledger.dirty
+        if (stored := dirty.stored(inode.ino)) is not None:
+            with self.ledger.catalog.batch() as batch:
+                dirty.superseded.delete_of_digest(stored.key, inode.digest, batch)
+            self.ledger.records.record_not_in_bucket(inode, delete=False)
 
     def _way(self, key: str) -> list[tuple[str, str]]:
         """The listings of a key: its own name, and the directories above it that are new."""

@@ -101,6 +101,22 @@ class PoolEntries:
         top = name.rpartition("@")[0].replace("%40", "@")
         return (self.keys.folder(b"", 0), f"{top}/") if top else None
 
+    def key_in(self, bucket: Keys, key: str) -> str:
+        """The key of an object in a bucket, from its key here; "" if it has none.
+
+        There, a top-level directory without settings belongs to the mount's own namespace.
+        """
+        if key.startswith(self.keys.long):
+            return bucket.prefix + key
+        name = self.keys.parse(key)
+        if name is None:
+            return ""
+        top, version, path = name
+        entry = self.catalog.lookup(ROOT_INO, top) if top else None
+        if top and version == 1 and (entry is None or self.namespaces.own(entry.ino) is None):
+            return bucket.of(ObjectName(b"", 0, top + b"/" + path))
+        return bucket.of(name)
+
     # Names
 
     def enter(self, parent: int, name: bytes, key: str, entry: PoolEntry) -> bool:

@@ -18,6 +18,8 @@ from pathlib import Path
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.bucket.listing.bucket_lookup import LastSeen
+from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.fetching.budget import Budget
 from kvfs.core.fetching.fetch import Fetch, PrefetchRequest, UnwantedError, reserve
@@ -43,6 +45,7 @@ COUNTERS = (
 )
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 LOOKUP_S = 2 * PATIENCE  # s of the lookup that comes before an open: an entry, and its leases
+SENT_BACK = 5.0  # s in which a second failure of a name is a miss: a program would see ESTALE
 SMALL = 256 << 10  # bytes up to which a thread fetches: a mover takes 1 ms more to begin
 
 
@@ -53,6 +56,7 @@ class PoolFetch:
         self,
         transfers: TierTransfers,
         room: Room,
+        quota: Quota,
         movers: MoverPool,
         lookup: PoolLookup,
         jobs: set[int],
@@ -62,6 +66,7 @@ class PoolFetch:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
+        self.quota = quota
         self.movers = movers
         self.lookup = lookup
         self.peers = lookup.peers
@@ -75,6 +80,7 @@ class PoolFetch:
         self._jobs = jobs
         self._threads = trio.CapacityLimiter(FETCHES)
         self._limiter = trio.CapacityLimiter(FETCHES)
+        self._sent_back: LastSeen[str] = LastSeen()
         self.budget = Budget(IN_FLIGHT, FETCHES)
         self._running: WorkByKey[int, Fetch] = WorkByKey(
             lambda ino, error: log.error(
@@ -155,8 +161,19 @@ class PoolFetch:
         except (NotFoundError, TierError) as error:
             log.info("%s is a miss: %s", self._named(inode.ino), error)
             self.lookup.forget(key)
+            if running.turn.urgent and self._may_be_stored(inode, key):
+                self.entries.forget(inode.ino)
+                raise StaleError("it may be in the bucket, where no node gives it") from None
             start_task("a name that no node gives", partial(self._forget, inode.ino))
             raise
+
+    def _may_be_stored(self, inode: Inode, key: str) -> bool:
+        """Whether the kernel is to look a name up again, in the bucket now; once in a while."""
+        bucket = self.ledger.tiers.bucket
+        if not bucket.mounted or not bucket.shared or self._sent_back.age(key) < SENT_BACK:
+            return False
+        self._sent_back.note(key)
+        return self.ledger.namespaces.of(inode).takes(bucket)
 
     async def _try_owners(self, key: str, running: Fetch, failures: list[str]) -> bool:
         """Fetch the object from the first owner that gives it; False if none does."""
@@ -234,6 +251,7 @@ class PoolFetch:
             ledger.trash.throw_away(tier, ino, inode.version)
             raise
         ledger.namespaces.of(current).add_guest(ino, tier.name)
+        self.quota.trim(ledger.namespaces.of(current))  # others may have come at the same time
         self.counters["fetched"] += 1
         self.counters["fetched_bytes"] += inode.size
 
@@ -244,7 +262,7 @@ class PoolFetch:
             current = self.transfers.still_current(inode.ino, inode.version)
             if current is None or not current.in_pool or not request.wanted(inode):
                 raise UnwantedError("it is not wanted any more")
-        return reserve(self.ledger, self.room, inode, running.turn.cost, request)
+        return reserve(self.ledger, self.room, self.quota, inode, running.turn.cost, request)
 
     def _named(self, ino: int) -> object:
         return self.ledger.catalog.named(ino)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 REMEMBERED = 1 << 16  # names; 26 MiB with keys of 50 bytes
 
-_NO_DIGEST = bytes(16)
+NO_DIGEST = bytes(16)  # only times tell which objects left
 _VALUE = Struct(">16sQQ")  # the digest, the time of modification and the time of the loss, both ns
 
 
@@ -77,7 +77,7 @@ class Leaving:
 
     def drops(self, key: str, mtime_ns: int, batch: Batch) -> None:
         """Note that a batch drops an object. Earlier ones of its name stay hidden here."""
-        self.leaves(Unlinked(key, _NO_DIGEST, mtime_ns - 1), batch)
+        self.leaves(Unlinked(key, NO_DIGEST, mtime_ns - 1), batch)
 
     def leaves(self, indexed: Unlinked, batch: Batch) -> None:
         """Note that a batch takes the name of an object that the index has."""
@@ -95,11 +95,10 @@ class Leaving:
             return
         if facts.mtime_ns <= left.mtime_ns:
             del self._left[key]
-        elif facts.digest == left.digest:  # the same bytes were written again
-            self._left[key] = left._replace(digest=_NO_DIGEST), when
-        else:
-            return
-        self._unsaved.add(key)
+            self._unsaved.add(key)
+        elif facts.digest == left.digest:  # it was written again, with the same bytes
+            self._left[key] = left._replace(digest=NO_DIGEST), when
+            self._unsaved.add(key)
 
     def told(self, indexed: Unlinked, ino: int, *, gone: bool) -> None:
         """Note that the index has learned of a change. gone: `indexed` was unlinked there."""
@@ -111,6 +110,10 @@ class Leaving:
             if self._left.get(key, (None, 0))[0] != latest:
                 self._unsaved.add(key)
             self._remember(latest, time.time_ns())
+
+    def knows(self, key: str) -> bool:
+        """Whether an object of this key leaves, or has left."""
+        return key in self._pending or key in self._left
 
     def hides(self, key: str, facts: Facts) -> bool:
         """Whether an object of the index is one that left, or an earlier one."""

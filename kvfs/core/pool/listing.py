@@ -7,6 +7,7 @@ are asked for at once, with a turn of the loop after each.
 """
 
 import logging
+from collections.abc import Collection, Sequence
 from functools import partial
 
 import trio
@@ -18,7 +19,7 @@ from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.shared_work import SharedWork, WorkByKey
 from kvfs.errors import KvfsError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import PoolEntry
+from kvfs.pool.index import GoneEntry, PoolEntry
 from kvfs.s3.keys import escape
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,24 @@ class PoolListing:
                 self.entries.make_directory(ino, name, version)
         old = [name for name, has in zip(names, have, strict=True) if not has]
         await self.lookup.index.unlist_names((folder, f"{escape(name)}/") for name in old)
+
+    async def doubted(self, ino: int, names: Sequence[bytes]) -> Collection[bytes]:
+        """The names, of some in a listing of the bucket, that had an object which is gone."""
+        asked = {name: self.entries.key_of_name(ino, name) for name in names}
+        keys = {name: found[0] for name, found in asked.items() if found is not None}
+        doubted = {name for name, key in keys.items() if self.entries.leaving.knows(key)}
+        try:
+            for page in some(list(keys), STEP):
+                if not self.lookup.may_ask():
+                    break
+                found = await self.lookup.index.find([keys[one] for one in page], patience=WAIT)
+                for name, entry in zip(page, found, strict=True):
+                    self.lookup.note_gone(keys[name], entry)
+                    if isinstance(entry, GoneEntry):
+                        doubted.add(name)
+        except IndexDownError as error:
+            self.lookup.failed(error)
+        return doubted
 
     async def _is_usable(self, entry: PoolEntry) -> bool:
         return bool(await self.lookup.peers.usable(entry, patience=WAIT))

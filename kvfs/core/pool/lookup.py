@@ -21,6 +21,7 @@ from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import PATIENCE, GoneEntry, Index, Owner, PoolEntry
+from kvfs.s3.facts import Facts
 from kvfs.s3.keys import escape
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class PoolLookup:
         self.few_nodes: Callable[[], list[str] | None] = lambda: None
         self.counters = Counter({"lookups": 0, "found": 0, "absent_cached": 0, "failures": 0})
         self.found: OrderedDict[str, PoolEntry] = OrderedDict()  # the last answers, by key
+        self._gone: OrderedDict[str, GoneEntry] = OrderedDict()  # the last answers of this kind
         self._absent: LastSeen[str] = LastSeen()
         self._asking: dict[str, trio.Event] = {}
         self._quiet_until = 0.0
@@ -76,6 +78,7 @@ class PoolLookup:
         self.counters["lookups"] += 1
         top = escape(name) if parent == ROOT_INO and folder else ""
         entry, listed, version = await self.index.look(key, folder, top)
+        self.note_gone(key, entry)
         if version > 1:
             folder = self.entries.top_folder(name, version)
             (listed,) = await self.index.have_names([folder], patience=PATIENCE)
@@ -141,6 +144,26 @@ class PoolLookup:
         self.found.move_to_end(key)
         if len(self.found) > REMEMBERED:
             self.found.popitem(last=False)
+
+    def note_gone(self, key: str, entry: PoolEntry | GoneEntry | None) -> None:
+        """Remember that an object was unlinked or replaced: the bucket may have it yet."""
+        if not isinstance(entry, GoneEntry):
+            self._gone.pop(key, None)
+            return
+        self._gone[key] = entry
+        self._gone.move_to_end(key)
+        if len(self._gone) > REMEMBERED:
+            self._gone.popitem(last=False)
+
+    def has_left(self, parent: int, name: bytes, facts: Facts) -> bool:
+        """Whether an object of the bucket was unlinked or replaced, as far as is known."""
+        asked = self.entries.key_of_name(parent, name)
+        if asked is None:
+            return False
+        gone = self._gone.get(asked[0])
+        if gone is not None and gone.covers(facts.digest, facts.mtime_ns):
+            return True
+        return self.entries.leaving.hides(asked[0], facts)
 
     def is_there(self, key: str) -> None:
         """Note that a name is not absent: this node has announced it."""

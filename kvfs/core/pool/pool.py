@@ -15,6 +15,7 @@ from typing import Any
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.names.tree import Tree
@@ -57,6 +58,7 @@ class Pool:
         member: Membership,
         transfers: TierTransfers,
         room: Room,
+        quota: Quota,
         tree: Tree,
         movers: MoverPool,
         jobs: set[int],
@@ -74,7 +76,7 @@ class Pool:
         self.peers = Peers(index, self.lease, self._index_lost, self.news)
         self.lookup = PoolLookup(index, self.entries, self.peers)
         self.listing = PoolListing(self.lookup)
-        self.fetcher = PoolFetch(transfers, room, movers, self.lookup, jobs, tls=member.tls)
+        self.fetcher = PoolFetch(transfers, room, quota, movers, self.lookup, jobs, tls=member.tls)
         self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched, self.news)
         self.switches = NamespaceSwitches(index, self.ledger.namespaces)
         self.recheck = Recheck(self.announcer)

@@ -44,6 +44,28 @@ class Recheck:
             self._asked.note(ino)
             start_task("a comparison with the pool", partial(self._ask, ino, inode.digest))
 
+    async def stands(self, inode: Inode) -> bool:
+        """Whether the name still means an announced object, which goes if not.
+
+        True if the index does not answer.
+        """
+        ino, key = inode.ino, self.announcer.entries.key(inode)
+        lookup = self.announcer.lookup
+        if key is None or ino not in self.announcer.announced or not lookup.may_ask():
+            return True
+        try:
+            (entry,) = await self.announcer.index.find([key])
+        except IndexDownError as error:
+            lookup.failed(error)
+            return True
+        if isinstance(entry, GoneEntry):
+            stands = not entry.covers(inode.digest, inode.backing_mtime_ns)
+        else:
+            stands = entry is None or entry.facts.digest == inode.digest
+        if not stands and ino in self.announcer.announced:
+            self.announcer.let_go(ino, inode.digest)
+        return stands
+
     async def _ask(self, ino: int, digest: bytes) -> None:
         self._running += 1
         try:

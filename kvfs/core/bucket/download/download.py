@@ -28,6 +28,7 @@ from kvfs.compression.container import DamagedError
 from kvfs.core.bucket.download import streaming
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.capacity.backpressure import Backpressure
+from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.fetching.fetch import Fetch, PrefetchRequest, UnwantedError, reserve
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
@@ -64,6 +65,7 @@ class Downloader:
         self,
         transfers: TierTransfers,
         room: Room,
+        quota: Quota,
         remote: Remote,
         jobs: set[int],
         matched: Callable[[int], None],
@@ -72,6 +74,7 @@ class Downloader:
         self.ledger = transfers.ledger
         self.transfers = transfers
         self.room = room
+        self.quota = quota
         self.backpressure = Backpressure(self.ledger.dirty)
         self.remote = remote
         self.bucket = remote.bucket
@@ -197,6 +200,7 @@ class Downloader:
         except KvfsError:
             ledger.trash.throw_away(tier, ino, version)
             raise
+        self.quota.trim(ledger.namespaces.of(current))  # others may have come at the same time
         self._matched(ino)
         self.bucket.counters["downloads"] += 1
         self.bucket.counters["download_bytes"] += inode.size
@@ -274,7 +278,7 @@ class Downloader:
         request = None if running.turn.urgent else running.request
         if request is not None:
             self._check_wanted(inode, request)
-        return reserve(ledger, self.room, inode, cost, request)
+        return reserve(ledger, self.room, self.quota, inode, cost, request)
 
     def _check_wanted(self, inode: Inode, request: PrefetchRequest) -> None:
         """Raises UnwantedError if it is useless to fetch the object ahead."""

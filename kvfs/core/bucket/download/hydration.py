@@ -30,6 +30,7 @@ from kvfs.catalog import Inode, Named
 from kvfs.core.bucket.download.download import FINAL_ERRORS, Downloader
 from kvfs.core.bucket.listing.bucket_lookup import BucketLookup
 from kvfs.core.bucket.listing.remote_entries import is_stub
+from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.fetching.budget import Budget
 from kvfs.core.fetching.fetch import Fetch, PrefetchRequest
@@ -69,6 +70,7 @@ class Hydration:
         self,
         transfers: TierTransfers,
         room: Room,
+        quota: Quota,
         remote: Remote,
         jobs: set[int],
         bucket_lookup: BucketLookup,
@@ -76,7 +78,7 @@ class Hydration:
         self.ledger = transfers.ledger
         self.bucket = remote.bucket
         self._remote = remote
-        self.downloader = Downloader(transfers, room, remote, jobs, bucket_lookup.matched)
+        self.downloader = Downloader(transfers, room, quota, remote, jobs, bucket_lookup.matched)
         self.headers = 0
         self._running: WorkByKey[int, Fetch] = WorkByKey(self._defect)
         # The keys are inode and version.

@@ -10,7 +10,7 @@ meaning of a name (`remote_entries`), nor for whole trees (`importing`).
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -65,6 +65,8 @@ class BucketListing:
         self.remote_entries = bucket_lookup.remote_entries
         self.remote = bucket_lookup.remote
         self.bucket = bucket_lookup.bucket
+        # The names of a directory that may have left the pool: only the metadata of each tells.
+        self.doubted: Callable[[int, Sequence[bytes]], Awaitable[Collection[bytes]]] | None = None
         self._listed: LastSeen[int] = LastSeen()
         self._compared: LastSeen[int] = LastSeen()  # with the catalog
         self._running: WorkByKey[int, SharedWork] = WorkByKey(
@@ -155,6 +157,7 @@ class BucketListing:
         before, names = remote_entries.catalog.counter, set[bytes]()
         with dirty.superseded.watching() as gone:
             async for page in self.pages(prefix, "/"):
+                doubted = await self._doubted(ino, page)
                 for entries in some(page.entries, STEP):
                     if remote_entries.remote_directories.prefix(ino) != prefix:
                         return []  # the directory has another name now
@@ -162,15 +165,26 @@ class BucketListing:
                     named_yet = [one for one in named if one[1].key not in gone]
                     if compare:
                         doubtful += self._otherwise(ino, named_yet)
-                    remote_entries.enter_listed(ino, named_yet)
+                    sure = [one for one in named_yet if one[0] not in doubted]
+                    remote_entries.enter_listed(ino, sure)
                     names.update(name for name, _ in named)
                     await trio.lowlevel.checkpoint()
+                for name in doubted:
+                    await self.bucket_lookup.find(ino, name)
                 await self._directories(ino, prefix, page.folders)
             if ino == ROOT_INO:
                 await self.namespaces()
             if remote_entries.remote_directories.prefix(ino) == prefix:
                 doubtful += await self._forget(ino, prefix, before, names, gone)
         return doubtful
+
+    async def _doubted(self, ino: int, page: ListingPage) -> Collection[bytes]:
+        """The new names of a page whose objects may have left the pool."""
+        if self.doubted is None:
+            return ()
+        names = [name for entry in page.entries if (name := self._name(entry))]
+        new = [one for one in names if self.remote_entries.catalog.lookup(ino, one) is None]
+        return await self.doubted(ino, new)
 
     def _otherwise(self, ino: int, named: Sequence[tuple[bytes, Entry]]) -> Iterator[int]:
         """The known inodes that differ from the listing; the others are confirmed."""

@@ -13,7 +13,7 @@ bucket (`bucket_lookup`), nor for directories (`remote_directories`).
 import logging
 import math
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import trio
@@ -53,6 +53,8 @@ class RemoteEntries:
         self.superseded = self.dirty.superseded
         self.keys = bucket.keys
         self._logged_at = -math.inf
+        # Whether the name of an object in a directory has gone: a node of a pool has unlinked it.
+        self.has_left: Callable[[int, bytes, Facts], bool] = lambda *_: False
         self.remote_directories = RemoteDirectories(tree, bucket)
 
     # Questions
@@ -89,6 +91,8 @@ class RemoteEntries:
             return "unsure"
         if answer.seen is not None:
             if self.bucket.gives_wrong_bytes(ask.key, answer.seen.etag):
+                return "absent"
+            if self.has_left(*place, answer.seen.facts):
                 return "absent"
             return "here" if self.enter(place, ask.key, answer.seen) else "absent"
         if answer.strange:

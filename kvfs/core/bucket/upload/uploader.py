@@ -65,6 +65,8 @@ class Uploader:
         self._notes = notes
         self._locked: set[str] = set()  # keys about which a request is under way
         self._swept = False
+        # Whether the name still means an object: another node of a pool may have unlinked it.
+        self.stands: Callable[[Inode], Awaitable[bool]] | None = None
         self.backoff = backoff = Backoff(remote.bucket, transfers.breaker)
         self.deletion = Deletion(self.dirty, remote, backoff, self._locked, reading)
         self.sender = UploadSender(
@@ -139,6 +141,9 @@ class Uploader:
         """
         ledger, dirty = self.ledger, self.dirty
         inode = self.transfers.still_current(ino)
+        if inode is not None and self.stands is not None:
+            stands = await self.stands(inode)
+            inode = self.transfers.still_current(ino) if stands else None
         if inode is None:
             self.transfers.give_up_distrusted(ino)
             return Later(BUSY_DELAY)
