@@ -249,3 +249,14 @@ def test_events_tell_of_one_conflict_in_a_directory(pool: str, mount: Mount) -> 
     (event,) = news(b, "conflict")
     assert event["path"] in names, "a turn may tell of both"
     assert event["conflicts"] in {1, 2}
+
+
+def test_mount_says_that_it_serves_nobody(pool: str, mount: Mount, tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    a = node(mount, pool.replace("{tmp}", str(private)), "a")
+    a.allow_log("this node serves no other node of the pool")
+    said = "this node serves no other node of the pool: nvme tier: "
+    (line,) = (one for one in a.said.splitlines() if said in one)
+    assert f"cannot pass {private}: setfacl -m u:" in line
+    assert said not in node(mount, pool, "b").said

@@ -67,6 +67,7 @@ class Pool:
         self.nginx = Nginx(member.folder)
         self._ended = False
         self.serves = False  # nginx answers
+        self.starting = True  # nginx was not started yet
         self.why_not = "it was not started yet"  # why nginx does not serve
         index = Index(self.servers)
         self.entries = PoolEntries(tree)
@@ -142,6 +143,7 @@ class Pool:
             log.warning("this node serves no other node of the pool: %s", error)
         else:
             self.serves, self.why_not = True, ""
+        self.starting = False
 
     def _start(self, served: Served) -> None:
         account = nginx.account()
@@ -252,6 +254,7 @@ class Pool:
             "node": self.member.node,
             "address": self.member.address,
             "serves": self.serves,
+            "starting": self.starting,
             "why_not": self.why_not,
             "nodes_live": 1 + len(self.nodes),
             "hits": self.ledger.tiers.nodes.hits,
