@@ -55,7 +55,7 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
     own = [("pool", found["place"]), *facts(found)]
     rows = [
         (
-            f"{one['host']}:{one['mountpoint']}{' (this)' if one['node'] == found['node'] else ''}",
+            _name(one) + (" (this)" if one["node"] == found["node"] else ""),
             one["address"] or "nowhere",
             "live" if one["live"] else f"gone for {duration(one['seen_s'])}",
             str(one["objects"]),
@@ -65,3 +65,8 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
         for one in found["nodes"]
     ]
     return [pairs(own), table(COLUMNS, rows, left=LEFT)]
+
+
+def _name(node: dict[str, Any]) -> str:
+    """Return the host and mount point of a node, or its number if the index does not know them."""
+    return f"{node['host']}:{node['mountpoint']}" if node["mountpoint"] else str(node["node"])

@@ -260,3 +260,23 @@ def test_mount_says_that_it_serves_nobody(pool: str, mount: Mount, tmp_path: Pat
     (line,) = (one for one in a.said.splitlines() if said in one)
     assert f"cannot pass {private}: setfacl -m u:" in line
     assert said not in node(mount, pool, "b").said
+
+
+def test_dead_node_keeps_its_name(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    wait_for(lambda: b.status()["pool"]["nodes_live"] == 2, "b sees a")
+    identity = a.status()["pool"]["node"]
+    a.kill()
+    index = index_of(pool)
+    index.delete(f"kvfs:kv:n:{identity}")  # as after 10 s
+    assert re.search(rf"^ *{socket.gethostname()}:{a.path} +nowhere +gone for", shown(b), re.M)
+    index.hset("kvfs:kv:names", identity, b"\x1b[2J:/\xff\n")
+    assert re.search(r"^ *\\x1b\[2J:/\ufffd\\n +nowhere", shown(b), re.M)
+    index.hdel("kvfs:kv:names", identity)
+    assert re.search(rf"^ *{identity} +nowhere", shown(b), re.M)
+    a.expect_log("the last session did not end properly")
+    a.mount()  # it ends the nginx of the killed daemon
+
+
+def shown(kv: Mounted) -> str:
+    return run("pool", kv.path)

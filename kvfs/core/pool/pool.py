@@ -229,13 +229,14 @@ class Pool:
         try:
             seen = await index.nodes()
             leases = await index.leases(list(seen))
+            names = await index.node_names()
         except IndexDownError as error:
             found["nodes"], found["index"] = [], {"up": False, "why": str(error)}
             return found
         now = time.time()
         found["nodes"] = [
             {
-                **asdict(lease or Lease(node, "", "")),
+                **asdict(lease or _without_lease(node, *names.get(node, ("", "")))),
                 "live": lease is not None,
                 "seen_s": max(0.0, now - at),
             }
@@ -271,3 +272,7 @@ class Pool:
             },
             "fetch_seconds": self.fetcher.seconds.describe(),
         }
+
+
+def _without_lease(node: str, host: str, mountpoint: str) -> Lease:
+    return Lease(node, "", "", host=host, mountpoint=mountpoint)
