@@ -47,6 +47,8 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "hits" in found:
         yield "opens by a fetch", str(found["hits"])
     yield "failed requests", str(counters["failed"])
+    for one in found.get("failing", ()):  # an earlier daemon does not tell them
+        yield "gives no object", f"{one['name']} since {duration(one['since_s'])}: {one['why']}"
     yield "conflicts", str(counters["conflicts"])
 
 

@@ -37,6 +37,7 @@ GONE_S = 3600  # s for which the index knows that an object was unlinked or repl
 # than processors 30 ms. An early end is a miss, and computing a block takes longer than this.
 PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
+NAME_MOST = 256  # characters of the name of a node
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
 
 _NODE = re.compile(r"[0-9a-f-]{36}")
@@ -198,6 +199,12 @@ class Lease:
     bytes: int = 0
     lag_s: float = 0.0
     load: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The host and the mount point, for logs and events: the node chooses them."""
+        text = f"{self.host}:{self.mountpoint}"[:NAME_MOST]
+        return "".join(one if one.isprintable() else "?" for one in text)
 
 
 class Switch(NamedTuple):

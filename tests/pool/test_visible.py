@@ -269,14 +269,44 @@ def test_dead_node_keeps_its_name(pool: str, mount: Mount) -> None:
     a.kill()
     index = index_of(pool)
     index.delete(f"kvfs:kv:n:{identity}")  # as after 10 s
-    assert re.search(rf"^ *{socket.gethostname()}:{a.path} +nowhere +gone for", shown(b), re.M)
+    assert re.search(rf"^ *{socket.gethostname()}:{a.path} +nowhere +gone for", shown(b), re.MULTILINE)
     index.hset("kvfs:kv:names", identity, b"\x1b[2J:/\xff\n")
-    assert re.search(r"^ *\\x1b\[2J:/\ufffd\\n +nowhere", shown(b), re.M)
+    assert re.search(r"^ *\\x1b\[2J:/\ufffd\\n +nowhere", shown(b), re.MULTILINE)
     index.hdel("kvfs:kv:names", identity)
-    assert re.search(rf"^ *{identity} +nowhere", shown(b), re.M)
+    assert re.search(rf"^ *{identity} +nowhere", shown(b), re.MULTILINE)
     a.expect_log("the last session did not end properly")
     a.mount()  # it ends the nginx of the killed daemon
 
 
 def shown(kv: Mounted) -> str:
     return run("pool", kv.path)
+
+
+def test_peer_that_gives_nothing_is_named(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, f"{pool},pool_wait=1", "b")
+    write(a, "block", b"x" * MIB)
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
+    workers = Nginx(runtime.runtime_dir(a.path) / "nginx").pids
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not readable(b.path / "block")
+        (failing,) = wait_for(lambda: b.status()["pool"]["failing"], "b notes the failure")
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+    assert failing["node"] == a.status()["pool"]["node"]
+    assert failing["name"] == f"{socket.gethostname()}:{a.path}"
+    assert "timed out" in failing["why"]
+    said = rf"gives no object +{re.escape(failing['name'])} since 0 d 00:00:\d\d: peer 127.0.0.1:"
+    assert re.search(said, shown(b))
+    assert [one["nodes"] for one in news(b, "node fails")] == [failing["name"]]
+    wait_for(lambda: readable(b.path / "block"), "a gives it")
+    assert b.status()["pool"]["failing"] == []
+
+
+def readable(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except FileNotFoundError:
+        return False

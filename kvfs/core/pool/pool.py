@@ -264,6 +264,7 @@ class Pool:
             "bytes": self.announcer.bytes,
             "lag_s": self.announcer.lag_s,
             "out": list(self.peers.out),
+            "failing": self.peers.failing,
             "counters": {
                 **self.lookup.counters,
                 **self.fetcher.counters,
