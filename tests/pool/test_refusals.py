@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -120,16 +121,32 @@ def test_password_goes_to_no_index_without_tls(refused: Refused) -> None:
 
 
 def test_index_by_tls_of_an_unknown_authority(tmp_path: Path, refused: Refused) -> None:
-    port, of_index = free_port(), authority(tmp_path / "index")
     other = authority(tmp_path / "other")
-    files = (
-        *("--tls-cert-file", str(of_index / "cert.pem"), "--tls-key-file"),
-        *(str(of_index / "key.pem"), "--tls-ca-cert-file", str(of_index / "ca.pem")),
-    )
-    plain = free_port()
-    with server(tmp_path / "redis", plain, *files, "--tls-port", str(port)):
+    with server_with_tls(tmp_path) as port:
         told = refused(at(port, f"pool_tls={other}").replace("redis:", "rediss:"))
     assert "CERTIFICATE_VERIFY_FAILED" in told
+
+
+def test_index_that_speaks_no_tls(index: int, refused: Refused) -> None:
+    told = refused(at(index).replace("redis:", "rediss:"), code=WORLD)
+    assert "it speaks no TLS, or hangs: redis:// is for an index without TLS" in told
+
+
+def test_index_that_wants_tls(tmp_path: Path, refused: Refused) -> None:
+    with server_with_tls(tmp_path) as port:
+        assert "it may expect rediss://" in refused(at(port), code=WORLD)
+
+
+@contextmanager
+def server_with_tls(tmp_path: Path) -> Iterator[int]:
+    """Serve an index by TLS, and yield its port."""
+    port, own = free_port(), authority(tmp_path / "index")
+    files = (
+        *("--tls-cert-file", str(own / "cert.pem"), "--tls-key-file", str(own / "key.pem")),
+        *("--tls-ca-cert-file", str(own / "ca.pem"), "--tls-port", str(port)),
+    )
+    with server(tmp_path / "redis", free_port(), *files):
+        yield port
 
 
 def test_index_that_is_too_old(refused: Refused) -> None:
