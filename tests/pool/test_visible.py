@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 
-from kvfs import runtime
+from kvfs import prefix, runtime
 from kvfs.control import request
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
@@ -312,3 +312,29 @@ def readable(path: Path) -> bool:
         return bool(path.read_bytes())
     except FileNotFoundError:
         return False
+
+
+FINGERPRINT = {
+    "model": "m",
+    "revision": "r",
+    "dtype": "bfloat16",
+    "layout": "token=2",
+    "block_tokens": 2,
+}
+
+
+def test_match_counts_the_bytes_of_other_nodes(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        settings = {"prefix": "on", "fingerprint": json.dumps(FINGERPRINT)}
+        request(kv.path, "ns_create", name="blocks", settings=settings, uid=0, gid=0)
+    root = prefix.Fingerprint(**FINGERPRINT).root  # type: ignore[arg-type]
+    (key,) = prefix.block_keys(root, [1, 2], 2)
+    (a.path / "blocks" / root.hex()).mkdir()
+    write(a, f"blocks/{prefix.path(root, key)}", b"x" * MIB)
+    tokens = a.path.with_name("tokens")
+    tokens.write_text("1 2")
+    matched = partial(run, "match", b.path / "blocks", "--tokens", tokens)
+    told = r"elsewhere only +1.0 MiB \(s3 or other nodes\)"
+    wait_for(lambda: re.search(told, matched()), "the index answers in time")
+    assert json.loads(matched("--json"))["bytes"] == {"ram": 0, "nvme": 0, "s3": MIB}
