@@ -231,4 +231,6 @@ def refusal(reply: str, said_by: str = "") -> IndexDownError:
     if reply.startswith(("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password")):
         cure = "check pool_credentials=FILE, KVFS_POOL_USER and KVFS_POOL_PASSWORD"
         return IndexRefusedError(f"{said_by}{reply} ({cure})")
+    if "OOM command not allowed" in reply:
+        return IndexDownError(f"{said_by}the memory of the index is full: raise maxmemory")
     return IndexDownError(f"{said_by}{reply}")
