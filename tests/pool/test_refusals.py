@@ -65,9 +65,12 @@ def at(port: int, *more: str) -> str:
     return ",".join(filter(None, (f"pool=redis://127.0.0.1:{port}/kv", address, *more)))
 
 
-def test_index_that_does_not_answer(refused: Refused) -> None:
-    told = refused(at(free_port()), code=WORLD)
-    assert "start the index, or mount without it by pool_required=off" in told
+def test_index_that_does_not_answer(tmp_path: Path, refused: Refused) -> None:
+    log = tmp_path / "log"
+    told = refused(at(free_port(), f"log={log}"), code=WORLD)
+    cure = "start the index, or mount without it by pool_required=off"
+    assert cure in told
+    assert [cure in line for line in log.read_text().splitlines()] == [True]
 
 
 def test_index_that_does_not_answer_is_not_required(mount: Mount) -> None:
