@@ -200,17 +200,23 @@ def test_network_that_could_read_everything(index: int, refused: Refused) -> Non
 def test_certificates_that_do_not_match(tmp_path: Path, index: int, refused: Refused) -> None:
     ours, other = authority(tmp_path / "ours"), authority(tmp_path / "other")
     for name, said in (
-        ("key.pem", "KEY_VALUES_MISMATCH"),
+        ("key.pem", "key.pem is not the key of cert.pem"),
         ("ca.pem", "expected a cert.pem that ca.pem has signed"),
-        ("cert.pem", "KEY_VALUES_MISMATCH"),
+        ("cert.pem", "key.pem is not the key of cert.pem"),
     ):
         mixed = tmp_path / f"mixed-{name}"
         shutil.copytree(ours, mixed)
         shutil.copy(other / name, mixed / name)
         assert said in refused(at(index, f"pool_tls={mixed}"))
+    for name, expected in (
+        ("key.pem", "expected a certificate in cert.pem, and its key"),
+        ("ca.pem", "expected certificates of an authority in ca.pem"),
+    ):
+        (mixed / name).write_text("no certificate")
+        assert expected in refused(at(index, f"pool_tls={mixed}"))
     (mixed / "cert.pem").unlink()
     told = refused(at(index, f"pool_tls={mixed}"))
-    assert "No such file or directory: expected ca.pem, cert.pem and key.pem" in told
+    assert "cert.pem: No such file or directory: expected ca.pem, cert.pem and key.pem" in told
 
 
 def test_nginx_that_is_too_old(tmp_path: Path, index: int, refused: Refused) -> None:
@@ -240,7 +246,8 @@ def test_identity_that_is_alive_elsewhere(
     shutil.copytree(tmp_path / "a-nvme", copy, ignore=_sockets)
     before = sorted(copy.rglob("*"))
     told = refused(at(index).replace("pool=", f"nvme={copy},pool="))
-    assert f"is alive at {socket.gethostname()}:{a.path}: its NVMe directory was copied" in told
+    live = f"the live node {socket.gethostname()}:{a.path} has the identity of this NVMe directory"
+    assert f"{live}: it uses the directory, or the directory was copied" in told
     assert sorted(copy.rglob("*")) == before
     a.umount("--now")
 
