@@ -36,7 +36,8 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     index, counters = found["index"], found["counters"]
     yield "index", "answers" if index["up"] else f"down: {index['why']}"
     if "nodes_live" in found:  # an earlier daemon does not count them
-        yield "live nodes", str(found["nodes_live"])
+        before = "" if index["up"] else ", before the index was down"
+        yield "live nodes", f"{found['nodes_live']}{before}"
     yield "serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"
     yield "announced", f"{found['objects']} objects, {human(found['bytes'])}"
     yield "waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"
