@@ -17,7 +17,15 @@ from kvfs.control import request
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
-from tests.pool.test_two_nodes import absent, announced, node, write
+from tests.pool.test_two_nodes import (
+    absent,
+    announced,
+    change_namespace,
+    gets,
+    make_namespace,
+    node,
+    write,
+)
 
 MIB = 1 << 20
 
@@ -76,6 +84,19 @@ def test_stat_says_that_the_index_does_not_answer(pool: str, mount: Mount) -> No
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: owners(a.path / "block") == [str(a.path)], "the index answers again")
+
+
+def test_stat_says_that_a_namespace_is_out_of_the_pool(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        make_namespace(kv)
+    write(a, "ns/block", b"x" * MIB)
+    gets(b, "ns/block", b"x" * MIB)
+    change_namespace(b, "pool", "off")
+    found = stat(b.path / "ns" / "block")["pool"]
+    why = "its namespace has pool=off on this node"
+    assert found == {"remote": False, "entry": "none", "why": why, "nodes": []}
+    assert why in run("stat", b.path / "ns" / "block")
 
 
 def test_stat_of_a_mount_without_a_pool(kv: Mounted) -> None:
@@ -218,6 +239,7 @@ def test_events_tell_of_the_index(pool: str, mount: Mount) -> None:
     try:
         (event,) = wait_for(lambda: news(a, "index down"), "a sees that the index is down")
         assert event["why"]
+        assert re.search("live nodes +1, before the index was down", shown(a))
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: news(a, "index up"), "the index is back")
