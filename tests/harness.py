@@ -52,6 +52,7 @@ class Mounted:
             command, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stderr
+        self.said: str = done.stderr
         status = self.status()
         self.keeper: int = status["keeper_pid"]
         self._memory |= {Path(tier["path"]) for tier in local(status).values()}

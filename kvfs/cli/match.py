@@ -208,8 +208,9 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
             ("bytes", "unknown: the path is not on the mount itself, so kvfs asked with stat")
         )
     else:
-        where = {"ram": "in memory", "nvme": "on nvme", "s3": "in s3 only"}
+        where = {"ram": "in memory", "nvme": "on nvme"}
         rows += [(text, human(found["bytes"][tier])) for tier, text in where.items()]
+        rows.append(("elsewhere only", f"{human(found['bytes']['s3'])} (s3 or other nodes)"))
     rows.append(("prefix", found["last"]))
     after = found["next"]
     if after is None:

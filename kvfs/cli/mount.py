@@ -29,6 +29,7 @@ USAGE_ERROR = 2
 NOTICE_S = 1.0  # in which a daemon notices that it is unmounted
 EXIT_S = 60.0  # for a daemon that saves objects of RAM after that
 POLL_S = 0.1
+SERVER_S = 10.0  # for the server of a pool to start
 FIRST = {"lock", "lost+found"}  # names in a tier's directory before its first mount
 TMPFS = 0x01021994  # f_type of statfs(2): linux/magic.h
 
@@ -132,6 +133,8 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     status = request(mountpoint, "status")
     for line in _excess(status["tiers"]):
         click.echo(line, err=True)
+    if why := _why_unserved(mountpoint, status):
+        click.echo(f"kvfs: this node serves no other node of the pool: {printable(why)}", err=True)
     click.echo(_what_is_on(mountpoint, status))
 
 
@@ -255,6 +258,20 @@ def _excess(tiers: dict[str, Any]) -> Iterator[str]:
             below = "s3" in tiers
             for line in excess.lines(name, began, tier["capacity_bytes"], below=below):
                 yield f"kvfs: {line}"
+
+
+def _why_unserved(mountpoint: Path, status: dict[str, Any]) -> str:
+    """Wait until the server for other nodes has started, and return why it has not; "" if it has.
+
+    It starts after the mount: nothing waits for it but this command.
+    """
+    until = time.monotonic() + SERVER_S
+    while (pool := status.get("pool")) is not None and pool["starting"]:
+        if time.monotonic() > until:
+            break
+        time.sleep(POLL_S / 4)
+        status = request(mountpoint, "status")
+    return "" if pool is None or pool["serves"] else pool["why_not"]
 
 
 def _what_is_on(mountpoint: Path, status: dict[str, Any]) -> str:

@@ -36,7 +36,8 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     index, counters = found["index"], found["counters"]
     yield "index", "answers" if index["up"] else f"down: {index['why']}"
     if "nodes_live" in found:  # an earlier daemon does not count them
-        yield "live nodes", str(found["nodes_live"])
+        before = "" if index["up"] else ", before the index was down"
+        yield "live nodes", f"{found['nodes_live']}{before}"
     yield "serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"
     yield "announced", f"{found['objects']} objects, {human(found['bytes'])}"
     yield "waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"
@@ -47,6 +48,8 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "hits" in found:
         yield "opens by a fetch", str(found["hits"])
     yield "failed requests", str(counters["failed"])
+    for one in found.get("failing", ()):  # an earlier daemon does not tell them
+        yield "gives no object", f"{one['name']} since {duration(one['since_s'])}: {one['why']}"
     yield "conflicts", str(counters["conflicts"])
 
 
@@ -55,7 +58,7 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
     own = [("pool", found["place"]), *facts(found)]
     rows = [
         (
-            f"{one['host']}:{one['mountpoint']}{' (this)' if one['node'] == found['node'] else ''}",
+            _name(one) + (" (this)" if one["node"] == found["node"] else ""),
             one["address"] or "nowhere",
             "live" if one["live"] else f"gone for {duration(one['seen_s'])}",
             str(one["objects"]),
@@ -65,3 +68,8 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
         for one in found["nodes"]
     ]
     return [pairs(own), table(COLUMNS, rows, left=LEFT)]
+
+
+def _name(node: dict[str, Any]) -> str:
+    """Return the host and mount point of a node, or its number if the index does not know them."""
+    return f"{node['host']}:{node['mountpoint']}" if node["mountpoint"] else str(node["node"])

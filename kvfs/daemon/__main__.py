@@ -23,6 +23,7 @@ from kvfs.daemon import verbs
 from kvfs.daemon.mount import Mount
 from kvfs.errors import CatalogError, ConfigError
 from kvfs.live import LiveConfig
+from kvfs.pool.errors import IndexDownError
 from kvfs.s3.errors import OutageError
 
 log = logging.getLogger("kvfs.daemon")
@@ -126,7 +127,7 @@ def main() -> int:
         if unreadable := _unreadable(error):
             log.error("ended by an error: %s", unreadable)
             error = unreadable
-        elif isinstance(error, OutageError):
+        elif isinstance(error, OutageError | IndexDownError):
             log.error("ended by an error: %s", error)
         elif not refused:
             log.exception("ended by an error")

@@ -616,7 +616,11 @@ METRICS = (
     ),
     # The pool
     _pool_gauge("index_up", "Whether the index of the pool answers (1) or not (0).", "index", "up"),
-    _pool_gauge("nodes", "Live nodes of the pool, with this one.", "nodes_live"),
+    _pool_gauge(
+        "nodes",
+        "Live nodes of the pool, with this one; of before, while the index is down.",
+        "nodes_live",
+    ),
     _pool_gauge("serving", "Whether other nodes can read from this node (1) or not (0).", "serves"),
     _pool_gauge("objects", "Objects of this node that the index of the pool has.", "objects"),
     _pool_gauge("bytes", "Bytes of the objects of this node in the pool.", "bytes"),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from kvfs.errors import ConfigError
 
+FILES = ("ca.pem", "cert.pem", "key.pem")
+
 
 def of_peers(folder: Path) -> ssl.SSLContext:
     """Return a context that knows only the pool's own authority, and shows our certificate."""
@@ -57,10 +59,29 @@ def _is_done(end: ssl.SSLObject) -> bool:
 
 
 def _load(context: ssl.SSLContext, folder: Path) -> None:
+    for name in FILES:
+        try:
+            (folder / name).open("rb").close()
+        except OSError as error:
+            raise ConfigError(
+                f"pool_tls={folder}: {name}: {error.strerror}: expected ca.pem, cert.pem and "
+                "key.pem in it"
+            ) from None
+    ca, cert, key = (folder / name for name in FILES)
     try:
-        context.load_verify_locations(folder / "ca.pem")
-        context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+        context.load_verify_locations(ca)
     except OSError as error:
         raise ConfigError(
-            f"pool_tls={folder}: {error}: expected ca.pem, cert.pem and key.pem in it"
+            f"pool_tls={folder}: {error}: expected certificates of an authority in ca.pem"
+        ) from None
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigError(
+                f"pool_tls={folder}: key.pem is not the key of cert.pem: make both again"
+            ) from None
+        raise ConfigError(
+            f"pool_tls={folder}: {error}: expected a certificate in cert.pem, and its key without "
+            "a password in key.pem"
         ) from None

@@ -81,8 +81,9 @@ async def _expect_index(member: Membership, index: Index) -> None:
         member.mountpoint,
     ):
         raise ConfigError(
-            f"pool={member.place}: node {member.node} is alive at {lease.host}:{lease.mountpoint}: "
-            "its NVMe directory was copied; give an empty nvme= directory"
+            f"pool={member.place}: the live node {lease.name} has the identity of this NVMe "
+            "directory: it uses the directory, or the directory was copied; give an empty one to "
+            "nvme="
         )
 
 

@@ -29,6 +29,7 @@ Reply: TypeAlias = Any  # bytes, int, None, a list of replies, or ReplyError
 PIPELINE = 1024  # commands in one write
 BUFFER = 1 << 16
 DIAL_S = 2.0  # s for a connection, TLS and the greeting
+TLS_S = 1.5  # s of these for TLS
 BROKEN = (OSError, trio.TooSlowError, trio.BrokenResourceError, hiredis.HiredisError)
 LASTING = (hiredis.ProtocolError, ssl.SSLError, IndexRefusedError)
 AGAIN_S = 0.5  # s between two tries to connect
@@ -103,17 +104,26 @@ class Connection:
         stream: trio.abc.Stream = await trio.open_tcp_stream(host, port)
         try:
             if self.tls is not None:
-                stream = trio.SSLStream(stream, self.tls, server_hostname=host)
+                stream = await _encrypted(stream, self.tls, host)
             user, password = self.credentials
             words = ("AUTH", user, password) if user else ("AUTH", password)
             greeting: list[Command] = [words] if password else []
-            for reply in await exchange(stream, hiredis.Reader(), [*greeting, ("PING",)]):
+            for reply in await self._greet(stream, [*greeting, ("PING",)]):
                 if isinstance(reply, ReplyError):
                     raise refusal(str(reply))
         except BaseException:
             await trio.aclose_forcefully(stream)
             raise
         return stream
+
+    async def _greet(self, stream: trio.abc.Stream, greeting: Sequence[Command]) -> list[Reply]:
+        try:
+            return await exchange(stream, hiredis.Reader(), greeting)
+        except (ConnectionResetError, trio.BrokenResourceError) as error:
+            if self.tls is not None:
+                raise
+            # A server that wants TLS does so, and so does one that ends.
+            raise ConnectionResetError(f"{reason(error)}; it may expect rediss://") from None
 
     async def _carry(self, stream: trio.abc.Stream) -> None:
         """Carry commands until the connection fails; then all that wait fail."""
@@ -152,6 +162,21 @@ class Connection:
 
     def __str__(self) -> str:
         return f"index {self.address[0]}:{self.address[1]}"
+
+
+async def _encrypted(
+    stream: trio.abc.Stream, tls: ssl.SSLContext, host: str
+) -> trio.SSLStream[trio.abc.Stream]:
+    """Return a stream after its handshake. Raises IndexDownError if the server says nothing.
+
+    A Redis server without TLS takes a handshake for the beginning of a line, and waits for its end.
+    """
+    found = trio.SSLStream(stream, tls, server_hostname=host)
+    with trio.move_on_after(TLS_S) as scope:
+        await found.do_handshake()
+    if scope.cancelled_caught:
+        raise IndexDownError("it speaks no TLS, or hangs: redis:// is for an index without TLS")
+    return found
 
 
 async def exchange(
@@ -206,4 +231,6 @@ def refusal(reply: str, said_by: str = "") -> IndexDownError:
     if reply.startswith(("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password")):
         cure = "check pool_credentials=FILE, KVFS_POOL_USER and KVFS_POOL_PASSWORD"
         return IndexRefusedError(f"{said_by}{reply} ({cure})")
+    if "OOM command not allowed" in reply:
+        return IndexDownError(f"{said_by}the memory of the index is full: raise maxmemory")
     return IndexDownError(f"{said_by}{reply}")

@@ -5,6 +5,7 @@
     POOL:n:NODE    string with an expiry: the lease of a node
     POOL:v:NAME    hash: `version` of a namespace, and `dropped`: a random number of its last drop
     POOL:nodes     hash: when each node was last seen, in seconds
+    POOL:names     hash: the host and the mount point of each node, also of one without a lease
     POOL:epoch     string: a new one after the index has lost its data
     POOL:format    string: 1
 
@@ -37,9 +38,11 @@ GONE_S = 3600  # s for which the index knows that an object was unlinked or repl
 # than processors 30 ms. An early end is a miss, and computing a block takes longer than this.
 PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
+NAME_MOST = 256  # characters of the name of a node
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
 
 _NODE = re.compile(r"[0-9a-f-]{36}")
+_NAME = re.compile(r"([^:/]{1,255}):(/.{0,4095})", re.DOTALL)
 _SIZE = re.compile(rb"0|[1-9][0-9]{0,17}")
 _GONE = re.compile(r"([0-9a-f]{32}) ([0-9]{19})")
 _OWNER = re.compile(r"([0-9a-f]{16}) (ram|nvme) ([0-9a-f]{1,16}\.[0-9a-f]{1,16})")
@@ -209,6 +212,12 @@ class Lease:
     lag_s: float = 0.0
     load: float = 0.0
 
+    @property
+    def name(self) -> str:
+        """The host and the mount point, for logs and events: the node chooses them."""
+        text = f"{self.host}:{self.mountpoint}"[:NAME_MOST]
+        return "".join(one if one.isprintable() else "?" for one in text)
+
 
 class Switch(NamedTuple):
     """The version of a namespace, and the token of its last drop; 0 and "": none is known."""
@@ -307,6 +316,12 @@ class Index:
         (reply,) = await self._ask([(f"{self.pool}nodes", ("HGETALL", f"{self.pool}nodes"))], LONG)
         return {node: float(seen) for node, seen in _pairs(reply).items() if _is_number(seen)}
 
+    async def node_names(self) -> dict[str, tuple[str, str]]:
+        """The host and the mount point of each node that was ever seen, as it told them."""
+        (reply,) = await self._ask([(f"{self.pool}names", ("HGETALL", f"{self.pool}names"))], LONG)
+        found = ((node, _NAME.fullmatch(text)) for node, text in _pairs(reply).items())
+        return {node: (name[1], name[2]) for node, name in found if name is not None}
+
     # Announcements
 
     async def announce(self, wanted: Sequence[Announcement]) -> list[Announced]:
@@ -398,10 +413,12 @@ class Index:
         """
         told = json.dumps({name: value for name, value in asdict(lease).items() if name != "node"})
         name, at = self._lease(lease.node), f"{self.pool}epoch"
+        called = f"{lease.host}:{lease.mountpoint}".encode("utf-8", "backslashreplace")
         *_, found = await self._ask(
             [
                 (name, ("SET", name, told, "EX", LEASE_S)),
                 (f"{self.pool}nodes", ("HSET", f"{self.pool}nodes", lease.node, f"{now:.0f}")),
+                (f"{self.pool}names", ("HSET", f"{self.pool}names", lease.node, called)),
                 (f"{self.pool}format", ("SET", f"{self.pool}format", FORMAT, "NX")),
                 (at, ("SET", at, epoch, "NX")),
                 (at, ("GET", at)),
@@ -412,8 +429,13 @@ class Index:
 
     async def leave(self, node: str) -> None:
         """End a node's lease, and forget the node."""
-        name, nodes = self._lease(node), f"{self.pool}nodes"
-        await self._ask([(name, ("DEL", name)), (nodes, ("HDEL", nodes, node))], LONG)
+        name, nodes, names = self._lease(node), f"{self.pool}nodes", f"{self.pool}names"
+        commands: list[tuple[str, Command]] = [
+            (name, ("DEL", name)),
+            (nodes, ("HDEL", nodes, node)),
+            (names, ("HDEL", names, node)),
+        ]
+        await self._ask(commands, LONG)
 
     async def expect_usable(self) -> None:
         """Raises ConfigError if the index is not a Redis of this format, or is too old."""

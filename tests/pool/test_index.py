@@ -202,16 +202,28 @@ def test_the_last_owner_takes_the_object_along(port: int) -> None:
 def test_leases_and_epochs(port: int) -> None:
     async def case() -> None:
         async with index(port, "lease") as one:
-            lease = Lease(A, LIFE, "127.0.0.1:1", mountpoint="/mnt/kv", room=5)
+            lease = Lease(A, LIFE, "127.0.0.1:1", host="gpu1", mountpoint="/mnt/kv", room=5)
             assert await one.renew(lease, "first", 7.0) == "first"
             assert await one.renew(lease, "second", 8.0) == "first"
             assert await one.leases([A, B]) == [lease, None]
             assert await one.nodes() == {A: 8.0}
+            assert await one.node_names() == {A: ("gpu1", "/mnt/kv")}
             redis.Redis(port=port).flushall()
             assert await one.renew(lease, "third", 9.0) == "third", "the index has lost its data"
             await one.leave(A)
             assert await one.leases([A]) == [None]
             assert await one.nodes() == {}
+            assert await one.node_names() == {}
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("name", [b"", b"gpu1", b"gpu1:mnt", b":/mnt", b"gpu1:/" + b"x" * 4096])
+def test_names_of_nodes_are_not_trusted(port: int, name: bytes) -> None:
+    async def case() -> None:
+        async with index(port, "names") as one:
+            redis.Redis(port=port).hset("kvfs:names:names", A, name)
+            assert await one.node_names() == {}
 
     trio.run(case)
 

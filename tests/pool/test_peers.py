@@ -58,6 +58,24 @@ def test_dead_owners_leave_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
     run(case, tmp_path)
 
 
+def test_an_entry_of_many_owners_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look for more nodes than kvfs remembers forgets those that it knew."""
+
+    async def case(port: int) -> None:
+        async with reader(port) as seen:
+            await seen.index.renew(lease(B), "1" * 16, 0)
+            await seen.index.announce([said("@0/x", b"x", B)])
+            entry = await entry_of(seen.index, "@0/x")
+            assert [one.node for one, _ in await seen.usable(entry, patience=2.0)] == [B]
+            monkeypatch.setattr(peers, "REMEMBERED", 1)
+            await seen.index.announce([said("@0/x", b"x", A)])
+            entry = await entry_of(seen.index, "@0/x")
+            assert await seen.usable(entry, patience=2.0) == []
+            assert await seen.alive(entry), "it asks again"
+
+    run(case, tmp_path)
+
+
 def test_node_that_came_back_keeps_its_objects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,9 +65,12 @@ def at(port: int, *more: str) -> str:
     return ",".join(filter(None, (f"pool=redis://127.0.0.1:{port}/kv", address, *more)))
 
 
-def test_index_that_does_not_answer(refused: Refused) -> None:
-    told = refused(at(free_port()), code=WORLD)
-    assert "start the index, or mount without it by pool_required=off" in told
+def test_index_that_does_not_answer(tmp_path: Path, refused: Refused) -> None:
+    log = tmp_path / "log"
+    told = refused(at(free_port(), f"log={log}"), code=WORLD)
+    cure = "start the index, or mount without it by pool_required=off"
+    assert cure in told
+    assert [cure in line for line in log.read_text().splitlines()] == [True]
 
 
 def test_index_that_does_not_answer_is_not_required(mount: Mount) -> None:
@@ -120,16 +124,32 @@ def test_password_goes_to_no_index_without_tls(refused: Refused) -> None:
 
 
 def test_index_by_tls_of_an_unknown_authority(tmp_path: Path, refused: Refused) -> None:
-    port, of_index = free_port(), authority(tmp_path / "index")
     other = authority(tmp_path / "other")
-    files = (
-        *("--tls-cert-file", str(of_index / "cert.pem"), "--tls-key-file"),
-        *(str(of_index / "key.pem"), "--tls-ca-cert-file", str(of_index / "ca.pem")),
-    )
-    plain = free_port()
-    with server(tmp_path / "redis", plain, *files, "--tls-port", str(port)):
+    with server_with_tls(tmp_path) as port:
         told = refused(at(port, f"pool_tls={other}").replace("redis:", "rediss:"))
     assert "CERTIFICATE_VERIFY_FAILED" in told
+
+
+def test_index_that_speaks_no_tls(index: int, refused: Refused) -> None:
+    told = refused(at(index).replace("redis:", "rediss:"), code=WORLD)
+    assert "it speaks no TLS, or hangs: redis:// is for an index without TLS" in told
+
+
+def test_index_that_wants_tls(tmp_path: Path, refused: Refused) -> None:
+    with server_with_tls(tmp_path) as port:
+        assert "it may expect rediss://" in refused(at(port), code=WORLD)
+
+
+@contextmanager
+def server_with_tls(tmp_path: Path) -> Iterator[int]:
+    """Serve an index by TLS, and yield its port."""
+    port, own = free_port(), authority(tmp_path / "index")
+    files = (
+        *("--tls-cert-file", str(own / "cert.pem"), "--tls-key-file", str(own / "key.pem")),
+        *("--tls-ca-cert-file", str(own / "ca.pem"), "--tls-port", str(port)),
+    )
+    with server(tmp_path / "redis", free_port(), *files):
+        yield port
 
 
 def test_index_that_is_too_old(refused: Refused) -> None:
@@ -180,17 +200,23 @@ def test_network_that_could_read_everything(index: int, refused: Refused) -> Non
 def test_certificates_that_do_not_match(tmp_path: Path, index: int, refused: Refused) -> None:
     ours, other = authority(tmp_path / "ours"), authority(tmp_path / "other")
     for name, said in (
-        ("key.pem", "KEY_VALUES_MISMATCH"),
+        ("key.pem", "key.pem is not the key of cert.pem"),
         ("ca.pem", "expected a cert.pem that ca.pem has signed"),
-        ("cert.pem", "KEY_VALUES_MISMATCH"),
+        ("cert.pem", "key.pem is not the key of cert.pem"),
     ):
         mixed = tmp_path / f"mixed-{name}"
         shutil.copytree(ours, mixed)
         shutil.copy(other / name, mixed / name)
         assert said in refused(at(index, f"pool_tls={mixed}"))
+    for name, expected in (
+        ("key.pem", "expected a certificate in cert.pem, and its key"),
+        ("ca.pem", "expected certificates of an authority in ca.pem"),
+    ):
+        (mixed / name).write_text("no certificate")
+        assert expected in refused(at(index, f"pool_tls={mixed}"))
     (mixed / "cert.pem").unlink()
     told = refused(at(index, f"pool_tls={mixed}"))
-    assert "No such file or directory: expected ca.pem, cert.pem and key.pem" in told
+    assert "cert.pem: No such file or directory: expected ca.pem, cert.pem and key.pem" in told
 
 
 def test_nginx_that_is_too_old(tmp_path: Path, index: int, refused: Refused) -> None:
@@ -220,7 +246,8 @@ def test_identity_that_is_alive_elsewhere(
     shutil.copytree(tmp_path / "a-nvme", copy, ignore=_sockets)
     before = sorted(copy.rglob("*"))
     told = refused(at(index).replace("pool=", f"nvme={copy},pool="))
-    assert f"is alive at {socket.gethostname()}:{a.path}: its NVMe directory was copied" in told
+    live = f"the live node {socket.gethostname()}:{a.path} has the identity of this NVMe directory"
+    assert f"{live}: it uses the directory, or the directory was copied" in told
     assert sorted(copy.rglob("*")) == before
     a.umount("--now")
 

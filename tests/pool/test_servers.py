@@ -239,7 +239,8 @@ def test_full_index_refuses_announcements_and_answers(tmp_path: Path) -> None:
         async with running(f"redis://127.0.0.1:{port}/kv") as index:
             await once_up(lambda: index.announce([said("@0/x", b"x")]))
             redis.Redis(port=port).config_set("maxmemory", "1mb")
-            await why_down(lambda: index.announce([said("@0/y", b"y")]), "OOM command not allowed")
+            told = "the memory of the index is full: raise maxmemory"
+            await why_down(lambda: index.announce([said("@0/y", b"y")]), told)
             (found,) = await once_up(lambda: index.find(["@0/x"]))
             assert isinstance(found, PoolEntry)
             redis.Redis(port=port).config_set("maxmemory", "0")

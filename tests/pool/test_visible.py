@@ -12,12 +12,20 @@ from typing import Any
 
 import redis
 
-from kvfs import runtime
+from kvfs import prefix, runtime
 from kvfs.control import request
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
-from tests.pool.test_two_nodes import absent, announced, node, write
+from tests.pool.test_two_nodes import (
+    absent,
+    announced,
+    change_namespace,
+    gets,
+    make_namespace,
+    node,
+    write,
+)
 
 MIB = 1 << 20
 
@@ -76,6 +84,19 @@ def test_stat_says_that_the_index_does_not_answer(pool: str, mount: Mount) -> No
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: owners(a.path / "block") == [str(a.path)], "the index answers again")
+
+
+def test_stat_says_that_a_namespace_is_out_of_the_pool(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        make_namespace(kv)
+    write(a, "ns/block", b"x" * MIB)
+    gets(b, "ns/block", b"x" * MIB)
+    change_namespace(b, "pool", "off")
+    found = stat(b.path / "ns" / "block")["pool"]
+    why = "its namespace has pool=off on this node"
+    assert found == {"remote": False, "entry": "none", "why": why, "nodes": []}
+    assert why in run("stat", b.path / "ns" / "block")
 
 
 def test_stat_of_a_mount_without_a_pool(kv: Mounted) -> None:
@@ -218,6 +239,7 @@ def test_events_tell_of_the_index(pool: str, mount: Mount) -> None:
     try:
         (event,) = wait_for(lambda: news(a, "index down"), "a sees that the index is down")
         assert event["why"]
+        assert re.search("live nodes +1, before the index was down", shown(a))
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: news(a, "index up"), "the index is back")
@@ -249,3 +271,92 @@ def test_events_tell_of_one_conflict_in_a_directory(pool: str, mount: Mount) -> 
     (event,) = news(b, "conflict")
     assert event["path"] in names, "a turn may tell of both"
     assert event["conflicts"] in {1, 2}
+
+
+def test_mount_says_that_it_serves_nobody(pool: str, mount: Mount, tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    a = node(mount, pool.replace("{tmp}", str(private)), "a")
+    a.allow_log("this node serves no other node of the pool")
+    said = "this node serves no other node of the pool: nvme tier: "
+    (line,) = (one for one in a.said.splitlines() if said in one)
+    assert f"cannot pass {private}: setfacl -m u:" in line
+    assert said not in node(mount, pool, "b").said
+
+
+def test_dead_node_keeps_its_name(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    wait_for(lambda: b.status()["pool"]["nodes_live"] == 2, "b sees a")
+    identity = a.status()["pool"]["node"]
+    a.kill()
+    index = index_of(pool)
+    index.delete(f"kvfs:kv:n:{identity}")  # as after 10 s
+    assert re.search(
+        rf"^ *{socket.gethostname()}:{a.path} +nowhere +gone for", shown(b), re.MULTILINE
+    )
+    index.hset("kvfs:kv:names", identity, b"\x1b[2J:/\xff\n")
+    assert re.search(r"^ *\\x1b\[2J:/\ufffd\\n +nowhere", shown(b), re.MULTILINE)
+    index.hdel("kvfs:kv:names", identity)
+    assert re.search(rf"^ *{identity} +nowhere", shown(b), re.MULTILINE)
+    a.expect_log("the last session did not end properly")
+    a.mount()  # it ends the nginx of the killed daemon
+
+
+def shown(kv: Mounted) -> str:
+    return run("pool", kv.path)
+
+
+def test_peer_that_gives_nothing_is_named(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, f"{pool},pool_wait=1", "b")
+    write(a, "block", b"x" * MIB)
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
+    workers = Nginx(runtime.runtime_dir(a.path) / "nginx").pids
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not readable(b.path / "block")
+        (failing,) = wait_for(lambda: b.status()["pool"]["failing"], "b notes the failure")
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+    assert failing["node"] == a.status()["pool"]["node"]
+    assert failing["name"] == f"{socket.gethostname()}:{a.path}"
+    assert "timed out" in failing["why"]
+    said = rf"gives no object +{re.escape(failing['name'])} since 0 d 00:00:\d\d: peer 127.0.0.1:"
+    assert re.search(said, shown(b))
+    assert [one["nodes"] for one in news(b, "node fails")] == [failing["name"]]
+    wait_for(lambda: readable(b.path / "block"), "a gives it")
+    assert b.status()["pool"]["failing"] == []
+
+
+def readable(path: Path) -> bool:
+    try:
+        return bool(path.read_bytes())
+    except FileNotFoundError:
+        return False
+
+
+FINGERPRINT = {
+    "model": "m",
+    "revision": "r",
+    "dtype": "bfloat16",
+    "layout": "token=2",
+    "block_tokens": 2,
+}
+
+
+def test_match_counts_the_bytes_of_other_nodes(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    for kv in (a, b):
+        settings = {"prefix": "on", "fingerprint": json.dumps(FINGERPRINT)}
+        request(kv.path, "ns_create", name="blocks", settings=settings, uid=0, gid=0)
+    root = prefix.Fingerprint(**FINGERPRINT).root  # type: ignore[arg-type]
+    (key,) = prefix.block_keys(root, [1, 2], 2)
+    (a.path / "blocks" / root.hex()).mkdir()
+    write(a, f"blocks/{prefix.path(root, key)}", b"x" * MIB)
+    tokens = a.path.with_name("tokens")
+    tokens.write_text("1 2")
+    matched = partial(run, "match", b.path / "blocks", "--tokens", tokens)
+    told = r"elsewhere only +1.0 MiB \(s3 or other nodes\)"
+    wait_for(lambda: re.search(told, matched()), "the index answers in time")
+    assert json.loads(matched("--json"))["bytes"] == {"ram": 0, "nvme": 0, "s3": MIB}

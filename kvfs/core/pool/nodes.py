@@ -80,7 +80,7 @@ class Nodes:
                 self._dead[node] = seen[node]
                 continue
             self._dead.pop(node, None)
-            self._nodes[node] = _Node(f"{lease.host}:{lease.mountpoint}", seen[node], now)
+            self._nodes[node] = _Node(lease.name, seen[node], now)
             joined.append(self._nodes[node].name)
         gone = self._renew(seen, now)
         for how, names in (("joined", [] if first else joined), *gone.items()):

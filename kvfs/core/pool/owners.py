@@ -22,6 +22,8 @@ async def owners(lookup: PoolLookup, inode: Inode, wait: float) -> dict[str, Any
     entry: `same`, `other` (another object has the name), `gone` (a node has unlinked the object),
     `none`, or `unknown`. wait: seconds.
     """
+    if not lookup.entries.is_shared(inode):
+        return _described("none", why="its namespace has pool=off on this node")
     key = lookup.entries.key(inode)
     if key is None:
         return _described("none", why="its name is of this node only")

@@ -12,8 +12,11 @@ import logging
 import math
 import random
 import secrets
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import trio
 
@@ -28,6 +31,19 @@ LEASE_SEEN = 3.0  # s for which a lease is believed
 BACK_OFF, BACK_OFF_MOST = 1.0, 30.0  # s without requests after a failure; doubled each time
 REMEMBERED = 4096  # nodes
 DEAD_S = 600.0  # s after which owners are taken out of the index
+LATELY_S = 600.0  # s for which a failure is shown
+WHY_MOST = 200  # characters of a reason
+
+
+@dataclass(slots=True)
+class _Failing:
+    """A peer that has given no object since its first failure. Times are trio's."""
+
+    since: float
+    at: float = 0.0  # of the last failure
+    until: float = 0.0  # no request before
+    pause: float = BACK_OFF / 2
+    why: str = ""
 
 
 class Peers:
@@ -43,7 +59,7 @@ class Peers:
         self.epoch = ""  # of the index, as far as is known
         self.why = "it was not asked yet"  # why our lease is not renewed; "" if it is
         self._leases: dict[str, tuple[float, Lease | None]] = {}  # when seen, and what
-        self._failures: dict[str, tuple[float, float]] = {}  # no request until; the pause after it
+        self._failures: dict[str, _Failing] = {}
         # Nodes and their incarnations without a lease, and since when a look found none.
         self._without: dict[tuple[str, str], float] = {}
         self._renewed = math.inf  # trio's time of the last renewal of our lease
@@ -126,7 +142,7 @@ class Peers:
 
     def _serves(self, owner: Owner | Life) -> Lease | None:
         """The lease of a node that has been looked up, if it lives on and serves its files."""
-        lease = self._leases[owner.node][1]
+        lease = self._lease(owner.node)
         if lease is None or lease.incarnation != owner.incarnation or not lease.address:
             return None
         return lease
@@ -139,10 +155,14 @@ class Peers:
         mine = self.me().node
         owners = [one for one in entry.owners if one.node != mine and not self._is_out(one.node)]
         await self._look([owner.node for owner in owners])
-        leases = [(owner, self._leases[owner.node][1]) for owner in owners]
+        leases = [(owner, self._lease(owner.node)) for owner in owners]
         return any(
             lease is not None and lease.incarnation == owner.incarnation for owner, lease in leases
         )
+
+    def _lease(self, node: str) -> Lease | None:
+        """The lease of a node that was looked up. A look for too many others may forget it."""
+        return self._leases.get(node, (0.0, None))[1]
 
     async def _look(self, nodes: Iterable[str], patience: float = PATIENCE) -> None:
         now = trio.current_time()
@@ -158,12 +178,27 @@ class Peers:
             self._leases[node] = (now, good)
 
     def _is_out(self, node: str) -> bool:
-        return trio.current_time() < self._failures.get(node, (-math.inf, 0.0))[0]
+        failing = self._failures.get(node)
+        return failing is not None and trio.current_time() < failing.until
 
     def failed(self, node: str) -> None:
-        """Note that a peer did not give an object: it is not asked for a while."""
-        pause = min(BACK_OFF_MOST, 2 * self._failures.get(node, (0.0, BACK_OFF / 2))[1])
-        self._failures[node] = (trio.current_time() + pause, pause)
+        """Note that a peer did not give an object: it is not asked for a while.
+
+        Called while its error is handled.
+        """
+        now, why = trio.current_time(), str(sys.exc_info()[1] or "")[:WHY_MOST]
+        first = node not in self._failures
+        failing = self._failures.setdefault(node, _Failing(now))
+        failing.at, failing.why = now, why
+        failing.pause = min(BACK_OFF_MOST, 2 * failing.pause)
+        failing.until = now + failing.pause
+        if len(self._failures) > REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        if first:
+            name = self._name(node)
+            told = self.news.tell_seldom("node fails", f"peer {node}", nodes=name, why=why)
+            level = logging.INFO if told else logging.DEBUG
+            log.log(level, "node %s of the pool gives no object: %s", name, why)
 
     def gave(self, node: str) -> None:
         """Note that a peer gave an object."""
@@ -173,6 +208,27 @@ class Peers:
     def out(self) -> Sequence[str]:
         """The peers that failed lately."""
         return [node for node in self._failures if self._is_out(node)]
+
+    @property
+    def failing(self) -> list[dict[str, Any]]:
+        """The peers that failed lately, and gave no object since then, for people."""
+        now = trio.current_time()
+        return [
+            {
+                "node": node,
+                "name": self._name(node),
+                "since_s": now - one.since,
+                "last_s": now - one.at,
+                "why": one.why,
+            }
+            for node, one in self._failures.items()
+            if now - one.at < LATELY_S
+        ]
+
+    def _name(self, node: str) -> str:
+        """The name of a node by its last lease, or else its number."""
+        lease = self._leases.get(node, (0.0, None))[1]
+        return node if lease is None else lease.name
 
 
 def is_address(text: str) -> bool:

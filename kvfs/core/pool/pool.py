@@ -69,6 +69,7 @@ class Pool:
         self.nginx = Nginx(member.folder)
         self._ended = False
         self.serves = False  # nginx answers
+        self.starting = True  # nginx was not started yet
         self.why_not = "it was not started yet"  # why nginx does not serve
         index = Index(self.servers)
         self.entries = PoolEntries(tree)
@@ -149,6 +150,7 @@ class Pool:
             log.warning("this node serves no other node of the pool: %s", error)
         else:
             self.serves, self.why_not = True, ""
+        self.starting = False
 
     def _start(self, served: Served) -> None:
         account = nginx.account()
@@ -234,13 +236,14 @@ class Pool:
         try:
             seen = await index.nodes()
             leases = await index.leases(list(seen))
+            names = await index.node_names()
         except IndexDownError as error:
             found["nodes"], found["index"] = [], {"up": False, "why": str(error)}
             return found
         now = time.time()
         found["nodes"] = [
             {
-                **asdict(lease or Lease(node, "", "")),
+                **asdict(lease or _without_lease(node, *names.get(node, ("", "")))),
                 "live": lease is not None,
                 "seen_s": max(0.0, now - at),
             }
@@ -259,6 +262,7 @@ class Pool:
             "node": self.member.node,
             "address": self.member.address,
             "serves": self.serves,
+            "starting": self.starting,
             "why_not": self.why_not,
             "nodes_live": 1 + len(self.nodes),
             "hits": self.ledger.tiers.nodes.hits,
@@ -267,6 +271,7 @@ class Pool:
             "bytes": self.announcer.bytes,
             "lag_s": self.announcer.lag_s,
             "out": list(self.peers.out),
+            "failing": self.peers.failing,
             "counters": {
                 **self.lookup.counters,
                 **self.fetcher.counters,
@@ -275,3 +280,7 @@ class Pool:
             },
             "fetch_seconds": self.fetcher.seconds.describe(),
         }
+
+
+def _without_lease(node: str, host: str, mountpoint: str) -> Lease:
+    return Lease(node, "", "", host=host, mountpoint=mountpoint)
