@@ -12,7 +12,7 @@ POOL is `kvfs:` and the pool's name; KEY and FOLDER are those of the bucket (`kv
 object is one key, so that a cluster spreads the load, and one script changes it at a time.
 
 Contract: methods are calls to the index, with replies checked: a malformed value is None,
-or is left out. They raise IndexDownError. Callers do not
+or is left out, whatever its bytes. They raise IndexDownError. Callers do not
 trust the index: a mover compares all bytes of an object with its digest.
 """
 
@@ -37,9 +37,14 @@ GONE_S = 3600  # s for which the index knows that an object was unlinked or repl
 PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
+LEASE_MOST = 32 << 10  # bytes of a lease; a mount point of 4095 bytes takes 24 KiB
+WORDS_MOST = 1 << 17  # words of a hash: the nodes of a pool, or those that have an object
 
+# All numbers have a bound: `int` raises ValueError for more than 4300 digits.
 _NODE = re.compile(r"[0-9a-f-]{36}")
 _SIZE = re.compile(rb"0|[1-9][0-9]{0,17}")
+_SEEN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,9})?")
+_REDIS = re.compile(r"redis_version:([0-9]{1,4})\.([0-9]{1,4})")
 _GONE = re.compile(r"([0-9a-f]{32}) ([0-9]{19})")
 _OWNER = re.compile(r"([0-9a-f]{16}) (ram|nvme) ([0-9a-f]{1,16}\.[0-9a-f]{1,16})")
 
@@ -272,7 +277,7 @@ class Index:
         """The names that the index lists in a directory; some may be gone."""
         listed = self._folder(folder)
         (reply,) = await self._ask([(listed, ("SMEMBERS", listed))], LONG)
-        return sorted(_text(one) for one in reply) if isinstance(reply, list) else []
+        return [_text(one) for one in reply] if isinstance(reply, list) else []
 
     async def leases(self, nodes: Sequence[str], *, patience: float = LONG) -> list[Lease | None]:
         """The leases of these nodes; None of a node that is not alive."""
@@ -283,7 +288,11 @@ class Index:
     async def nodes(self) -> dict[str, float]:
         """The nodes that were ever seen, and when: seconds by the clock of each."""
         (reply,) = await self._ask([(f"{self.pool}nodes", ("HGETALL", f"{self.pool}nodes"))], LONG)
-        return {node: float(seen) for node, seen in _pairs(reply).items() if _is_number(seen)}
+        return {
+            node: float(seen)
+            for node, seen in _pairs(reply).items()
+            if _NODE.fullmatch(node) and _SEEN.fullmatch(seen)
+        }
 
     # Announcements
 
@@ -386,7 +395,7 @@ class Index:
             ],
             LONG,
         )
-        return _text(found)
+        return _text(found)[:64]
 
     async def leave(self, node: str) -> None:
         """End a node's lease, and forget the node."""
@@ -397,7 +406,7 @@ class Index:
         """Raises ConfigError if the index is not a Redis of this format, or is too old."""
         key = f"{self.pool}format"
         told, found = await self._ask([(key, ("INFO", "server")), (key, ("GET", key))], LONG)
-        version = re.search(r"redis_version:(\d+)\.(\d+)", _text(told))
+        version = _REDIS.search(_text(told))
         if version is None:
             raise ConfigError(f"pool={self.servers.place}: expected a Redis or Valkey server there")
         if (int(version[1]), int(version[2])) < OLDEST:
@@ -445,7 +454,7 @@ def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
     facts = {name: value for name, value in fields.items() if name.startswith("kvfs-")}
     size = facts.get("kvfs-stored-size", "")
     try:
-        head = Head(int(size) if size.isdecimal() else -1, "", 0.0, facts)
+        head = Head(int(size) if _SIZE.fullmatch(size.encode()) else -1, "", 0.0, facts)
         found = Facts.of_head(key, head)
     except MetadataError:
         return None
@@ -467,25 +476,23 @@ def _owner_value(owner: Owner) -> str:
 
 def _read_held(reply: Reply) -> Held | None:
     """As `read_entry`, for a match: the other facts are read by the open that follows."""
-    if not isinstance(reply, list):
-        return None
-    fields = dict(zip(reply[::2], reply[1::2], strict=False))
-    size = fields.get(b"kvfs-size")
-    if not isinstance(size, bytes) or _SIZE.fullmatch(size) is None:
+    words = _words(reply)
+    fields = dict(zip(words[::2], words[1::2], strict=False))
+    size = fields.get(b"kvfs-size", b"")
+    if _SIZE.fullmatch(size) is None:
         return None
     named = {_text(name): _text(told) for name, told in fields.items() if name[:1] == b"@"}
     return Held(int(size), tuple(_owners(named)))
 
 
 def _read_lease(node: str, reply: Reply) -> Lease | None:
+    if not isinstance(reply, bytes) or len(reply) > LEASE_MOST:
+        return None
     try:
-        told = json.loads(_text(reply)) if reply else None
-        lease = None if told is None else Lease(node, **told)
-    except (ValueError, TypeError):
+        lease = Lease(node, **json.loads(reply))
+    except (ValueError, TypeError, RecursionError):
         return None
-    if lease is None or not all(map(_has_kind, asdict(lease).items())):
-        return None
-    return lease
+    return lease if all(map(_has_kind, asdict(lease).items())) else None
 
 
 def _read_switch(reply: Reply) -> Switch:
@@ -500,7 +507,7 @@ def _read_switch(reply: Reply) -> Switch:
 def _has_kind(told: tuple[str, Any]) -> bool:
     name, value = told
     if name in {"room", "objects", "bytes", "lag_s", "load"}:
-        return isinstance(value, int | float) and value >= 0
+        return isinstance(value, int | float) and 0 <= value < 1 << 63
     return isinstance(value, bool if name == "tls" else str)
 
 
@@ -511,21 +518,22 @@ def _dated(digest: bytes, mtime_ns: int) -> tuple[str, str]:
 
 def _announced(reply: Reply) -> Announced:
     text = _text(reply)
-    return text if text in {"here", "conflict"} else "gone"  # type: ignore[return-value]
+    return text if text in {"here", "gone"} else "conflict"  # type: ignore[return-value]
 
 
 def _pairs(reply: Reply) -> Mapping[str, str]:
-    if not isinstance(reply, list):
-        return {}
-    words = [_text(one) for one in reply]
+    words = [_text(one) for one in _words(reply)]
     return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _words(reply: Reply) -> list[bytes]:
+    """The words of a hash; none if it is too large, or has other things."""
+    if not isinstance(reply, list) or len(reply) > WORDS_MOST or set(map(type, reply)) != {bytes}:
+        return []
+    return reply
 
 
 def _text(reply: Reply) -> str:
     if isinstance(reply, bytes):
         return reply.decode("utf-8", "replace")
     return "" if reply is None else str(reply)
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,15}(\.[0-9]*)?", text) is not None

@@ -206,6 +206,8 @@ def test_leases_and_epochs(port: int) -> None:
         ("kvfs-xxh3-128", "zz"),
         ("kvfs-format", "2"),
         ("kvfs-mode", "99999"),
+        ("kvfs-size", "1" * 5000),
+        ("kvfs-stored-size", "1" * 5000),
     ],
 )
 def test_what_kvfs_did_not_write_is_nothing(port: int, name: str, value: str) -> None:
@@ -241,7 +243,9 @@ def test_owners_that_kvfs_did_not_write_are_none(port: int, name: str, value: st
     trio.run(case)
 
 
-@pytest.mark.parametrize("told", ["{", "[]", '{"incarnation": 5, "address": ""}', '{"x": 1}'])
+@pytest.mark.parametrize(
+    "told", ["{", "[]", '{"incarnation": 5, "address": ""}', '{"x": 1}', "[" * 100_000]
+)
 def test_leases_that_kvfs_did_not_write_are_none(port: int, told: str) -> None:
     async def case() -> None:
         async with index(port, "leases") as one:
