@@ -22,11 +22,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
+import trio
+import trio.lowlevel
+
 from kvfs.errors import ConfigError
 from kvfs.pool.connection import Command, Reply, ReplyError, refusal
 from kvfs.pool.servers import Servers
 from kvfs.s3.errors import MetadataError
 from kvfs.s3.facts import Facts
+from kvfs.s3.keys import KEY_MAX
 from kvfs.s3.store import Head
 
 FORMAT = 1
@@ -37,6 +41,7 @@ GONE_S = 3600  # s for which the index knows that an object was unlinked or repl
 PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
+STEP = 1 << 14  # listed names that are read in a turn of the loop; some 4 ms
 LEASE_MOST = 32 << 10  # bytes of a lease; a mount point of 4095 bytes takes 24 KiB
 WORDS_MOST = 1 << 17  # words of a hash: the nodes of a pool, or those that have an object
 
@@ -277,7 +282,12 @@ class Index:
         """The names that the index lists in a directory; some may be gone."""
         listed = self._folder(folder)
         (reply,) = await self._ask([(listed, ("SMEMBERS", listed))], LONG)
-        return [_text(one) for one in reply] if isinstance(reply, list) else []
+        found: list[str] = []
+        for start in range(0, len(reply) if isinstance(reply, list) else 0, STEP):
+            page = reply[start : start + STEP]
+            found += [_text(one) for one in page if type(one) is bytes and len(one) <= KEY_MAX]
+            await trio.lowlevel.checkpoint()
+        return found
 
     async def leases(self, nodes: Sequence[str], *, patience: float = LONG) -> list[Lease | None]:
         """The leases of these nodes; None of a node that is not alive."""
