@@ -12,11 +12,13 @@ POOL is `kvfs:` and the pool's name; KEY and FOLDER are those of the bucket (`kv
 object is one key, so that a cluster spreads the load, and one script changes it at a time.
 
 Contract: methods are calls to the index, with replies checked: a malformed value is None,
-or is left out, whatever its bytes. They raise IndexDownError. Callers do not
+or is left out, whatever its bytes. So is a key of a wrong type, which is logged once. Of an
+announcement of such a key the answer is "conflict". They raise IndexDownError. Callers do not
 trust the index: a mover compares all bytes of an object with its digest.
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,11 +29,14 @@ import trio.lowlevel
 
 from kvfs.errors import ConfigError
 from kvfs.pool.connection import Command, Reply, ReplyError, refusal
+from kvfs.pool.errors import IndexDownError
 from kvfs.pool.servers import Servers
 from kvfs.s3.errors import MetadataError
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX
 from kvfs.s3.store import Head
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 LEASE_S = 10  # s that a lease lives
@@ -40,6 +45,7 @@ GONE_S = 3600  # s for which the index knows that an object was unlinked or repl
 # than processors 30 ms. An early end is a miss, and computing a block takes longer than this.
 PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
+WRONG_MOST = 100  # keys of a wrong type that are logged
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
 STEP = 1 << 14  # listed names that are read in a turn of the loop; some 4 ms
 LEASE_MOST = 32 << 10  # bytes of a lease; a mount point of 4095 bytes takes 24 KiB
@@ -238,6 +244,7 @@ class Index:
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
         self.pool = f"kvfs:{servers.place.name}:"
+        self._wrong: set[str] = set()  # keys of a wrong type that were logged
 
     # Questions
 
@@ -405,6 +412,8 @@ class Index:
             ],
             LONG,
         )
+        if not isinstance(found, bytes):
+            raise IndexDownError(f"pool={self.servers.place}: the key {at} has no text: delete it")
         return _text(found)[:64]
 
     async def leave(self, node: str) -> None:
@@ -445,14 +454,31 @@ class Index:
         return f"{self.pool}n:{node}"
 
     async def _ask(self, commands: Sequence[tuple[str, Command]], patience: float) -> list[Reply]:
-        """Ask the servers. Raises IndexDownError, also for an error reply: a full memory, say."""
+        """Ask the servers. Raises IndexDownError, also for an error reply: a full memory, say.
+
+        A key of another type than kvfs gives it has no reply: it must not hide all others.
+        """
         if not commands:
             return []
         replies = await self.servers.ask(commands, patience=patience)
-        refused = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
-        if refused is not None:
-            raise refusal(str(refused), f"pool={self.servers.place}: ")
+        for at, (key, _) in enumerate(commands):
+            if not isinstance(replies[at], ReplyError):
+                continue
+            if "WRONGTYPE" not in str(replies[at]):
+                raise refusal(str(replies[at]), f"pool={self.servers.place}: ")
+            self._note_wrong(key)
+            replies[at] = None
         return replies
+
+    def _note_wrong(self, key: str) -> None:
+        """Log a key of a wrong type once."""
+        if key not in self._wrong and len(self._wrong) < WRONG_MOST:
+            self._wrong.add(key)
+            log.warning(
+                "pool=%s: the key %s has a type that kvfs does not give it, so it is left out: "
+                "redis-cli del it",
+                *(self.servers.place, key),
+            )
 
 
 def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:

@@ -1,5 +1,6 @@
 """The index against a real redis-server: what is announced is found, and nothing is trusted."""
 
+import logging
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -350,8 +351,50 @@ def test_versions_of_namespaces_grow_until_a_drop(port: int) -> None:
             client.hset(f"{one.pool}v:b", mapping={"version": "-1", "dropped": "../x"})
             await one.set_version("b", 2)
             assert await one.switches(["b"]) == [(2, "")]
-            client.set(f"{one.pool}v:c", "x")
-            with pytest.raises(IndexDownError, match="WRONGTYPE"):
-                await one.switches(["c"])
 
     trio.run(case)
+
+
+def test_key_of_another_type_is_nothing_and_hides_no_other(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = redis.Redis(port=port)
+    caplog.set_level(logging.WARNING)
+
+    async def case() -> None:
+        async with index(port, "types") as one:
+            client.lpush("kvfs:types:nodes", "x")
+            for key in ("o:@0/x", "d:@0/", "v:c"):
+                client.set(f"kvfs:types:{key}", "x")
+            client.lpush(f"kvfs:types:n:{A}", "x")
+            wanted = [said("@0/x", b"x"), said("@0/y", b"y")]
+            assert await one.announce(wanted) == ["conflict", "here"]
+            assert await one.announce(wanted) == ["conflict", "here"]
+            found = await one.find(["@0/x", "@0/y"])
+            assert found[0] is None
+            assert isinstance(found[1], PoolEntry)
+            assert [held is None for held in await one.held(["@0/x", "@0/y"])] == [True, False]
+            assert await one.look("@0/x", "@0/x/", "c") == (None, False, 0)
+            assert await one.names("@0/") == []
+            assert await one.switches(["c", "d"]) == [(0, "")] * 2
+            await one.set_version("c", 2)
+            await one.drop_namespace("c", "0123456789abcdef")
+            await one.list_names([("@0/", "y"), ("@1/", "z")])
+            assert await one.names("@1/") == ["z"]
+            await one.unlist_names([("@0/", "y")])
+            assert await one.unlink([unlinked("@0/x", b"x")]) == [False]
+            assert await one.withdraw(A, ["@0/x", "@0/y"]) == [False, True]
+            assert not await one.forget_owners("@0/x", [wanted[0].owner])
+            assert await one.leases([A, B]) == [None, None]
+            assert await one.renew(Lease(A, LIFE, ""), "first", 7.0) == "first"
+            assert await one.nodes() == {}
+            assert len(await one.leases([A])) == 1
+            await one.leave(A)
+            client.delete("kvfs:types:epoch")
+            client.lpush("kvfs:types:epoch", "x")
+            with pytest.raises(IndexDownError, match="kvfs:types:epoch"):
+                await one.renew(Lease(A, LIFE, ""), "first", 7.0)
+
+    trio.run(case)
+    told = [one.getMessage() for one in caplog.records if "kvfs:types:o:@0/x" in one.getMessage()]
+    assert len(told) == 1, told
