@@ -48,12 +48,14 @@ LONG = 2.0  # s for all other calls
 WRONG_MOST = 100  # keys of a wrong type that are logged
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
 STEP = 1 << 14  # listed names that are read in a turn of the loop; some 4 ms
+VERSION_MOST = 1 << 31  # of a namespace
 LEASE_MOST = 32 << 10  # bytes of a lease; a mount point of 4095 bytes takes 24 KiB
 WORDS_MOST = 1 << 17  # words of a hash: the nodes of a pool, or those that have an object
 
 # All numbers have a bound: `int` raises ValueError for more than 4300 digits.
 _NODE = re.compile(r"[0-9a-f-]{36}")
 _SIZE = re.compile(rb"0|[1-9][0-9]{0,17}")
+_VERSION = re.compile(r"[0-9]{1,10}")
 _SEEN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,9})?")
 _REDIS = re.compile(r"redis_version:([0-9]{1,4})\.([0-9]{1,4})")
 _GONE = re.compile(r"([0-9a-f]{32}) ([0-9]{19})")
@@ -535,7 +537,7 @@ def _read_switch(reply: Reply) -> Switch:
     told = _pairs(reply)
     version, dropped = told.get("version", ""), told.get("dropped", "")
     return Switch(
-        int(version) if re.fullmatch(r"[0-9]{1,10}", version) else 0,
+        int(version) if _VERSION.fullmatch(version) and int(version) <= VERSION_MOST else 0,
         dropped if re.fullmatch(r"[0-9a-f]{16}", dropped) else "",
     )
 

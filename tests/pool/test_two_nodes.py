@@ -122,6 +122,28 @@ def test_listing_shows_objects_of_both_nodes(pool: str, mount: Mount) -> None:
     a.umount("--now")
 
 
+def test_names_that_no_program_can_make_hide_no_others(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    (a.path / "dir" / "sub").mkdir(parents=True)
+    write(a, "dir/sub/block", b"x")
+    control, index = sorted(os.listdir(b.path / ".kvfs")), redis.Redis(port=port_of(pool))
+    wrong = ["%2E%2E", "%2E", "%00", "a%2Fb", "a%00b", "a" * 256, "..", "a b", ""]
+    for text in wrong:
+        index.sadd("kvfs:kv:d:dir@1/", text, f"{text}/")
+        index.sadd("kvfs:kv:d:@0/", text, f"{text}/")
+        index.sadd(f"kvfs:kv:d:dir@1/{text}/", "x")
+        index.sadd(f"kvfs:kv:d:{text}@1/", "x")
+    index.sadd("kvfs:kv:d:@0/", ".kvfs/")
+    index.sadd("kvfs:kv:d:.kvfs@1/", "x")
+    index.sadd("kvfs:kv:d:new@1/", "x")
+    index.hset("kvfs:kv:v:new", "version", 9_999_999_999)
+    wait_for(lambda: not absent(b.path / "new"), "a wrong version is none")
+    wait_for(lambda: sorted(os.listdir(b.path)) == ["dir", "new"], "the top is listed")
+    wait_for(lambda: os.listdir(b.path / "dir") == ["sub"], "the directory is listed")
+    gets(b, "dir/sub/block", b"x")
+    assert sorted(os.listdir(b.path / ".kvfs")) == control
+
+
 def test_unlinked_object_is_gone_everywhere(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x")
