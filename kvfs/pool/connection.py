@@ -146,7 +146,10 @@ class Connection:
     async def dial(self) -> trio.abc.Stream:
         """Return a new connection that the server has greeted. Raises OSError, IndexDownError."""
         host, port = self.address
-        stream: trio.abc.Stream = await trio.open_tcp_stream(host, port)
+        try:
+            stream: trio.abc.Stream = await trio.open_tcp_stream(host, port)
+        except ValueError as error:  # no name in DNS, as a sentinel may tell
+            raise IndexDownError(f"no host is named {host[:64]!r}: {error}") from None
         try:
             if self.tls is not None:
                 stream = trio.SSLStream(stream, self.tls, server_hostname=host)

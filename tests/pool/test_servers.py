@@ -79,6 +79,13 @@ async def why_down(ask: Callable[[], Awaitable[Any]], text: str) -> None:
     assert text in said_so
 
 
+NEVER = "it was not asked yet"
+
+
+def known(index: Index) -> list[connection.Connection]:
+    return list(index.servers._connections.values())
+
+
 async def why_down_at(url: str, text: str, credentials: Credentials | None = None) -> None:
     async with running(url, credentials) as index:
         await why_down(lambda: index.find(["@0/x"]), text)
@@ -262,6 +269,26 @@ def test_hostile_tellers_of_servers_are_down(kind: str, reply: bytes) -> None:
     path = "main/kv" if kind == "redis+sentinel" else "kv"
     with peer(serve) as port:
         trio.run(why_down_at, f"{kind}://127.0.0.1:{port}/{path}", f"127.0.0.1:{port}: it ")
+
+
+@pytest.mark.parametrize("name", [b"a..b", b"a" * 300, b"a\0b", b"\xff", b""])
+def test_host_that_a_sentinel_names_wrongly_is_down(name: bytes) -> None:
+    def serve(one: socket.socket) -> None:
+        one.recv(1 << 20)
+        one.sendall(b"+PONG\r\n")
+        one.recv(1 << 20)
+        one.sendall(b"*2\r\n$%d\r\n%s\r\n$1\r\n1\r\n" % (len(name), name))
+        one.recv(1)
+
+    async def case(url: str) -> None:
+        async with running(url) as index:
+            await until(lambda: "was found yet" not in index.servers.why)
+            await until(lambda: all(one.why != NEVER for one in known(index)))
+            with pytest.raises(IndexDownError):
+                await index.find(["@0/x"])
+
+    with peer(serve) as port:
+        trio.run(case, f"redis+sentinel://127.0.0.1:{port}/main/kv")
 
 
 def test_full_index_refuses_announcements_and_answers(tmp_path: Path) -> None:
