@@ -77,7 +77,9 @@ end
 
 # The digest that was announced first stands, unless it was unlinked or only dead nodes have it. But
 # of two objects that each had the name before the index lost its data, the later one stands.
-# ARGV: "new" or "again", the digest, its time, the field and value of the owner, then the facts.
+# Its attributes are those of the last program that has changed them, at any node.
+# ARGV: "new" or "again", the digest, its time, the field and value of the owner, "changed" or
+# "same" attributes, then the facts.
 ANNOUNCE = (
     _MARK
     + """
@@ -96,7 +98,14 @@ if not known then
     return 'gone'
   end
   redis.call('PERSIST', key)
-  redis.call('HSET', key, unpack(ARGV, 6))
+  redis.call('HSET', key, unpack(ARGV, 7))
+elseif ARGV[6] == 'changed' then
+  for at = 7, #ARGV, 2 do
+    local name = ARGV[at]
+    if name == 'kvfs-mode' or name == 'kvfs-uid' or name == 'kvfs-gid' then
+      redis.call('HSET', key, name, ARGV[at + 1])
+    end
+  end
 end
 redis.call('HSET', key, ARGV[4], ARGV[5])
 return 'here'
@@ -232,12 +241,16 @@ class Unlinked(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """One object to announce. fresh: a program here has just written it."""
+    """One object to announce. fresh: a program here has just written it.
+
+    changed: a program here has changed its mode or its owner since it was announced.
+    """
 
     key: str
     facts: Facts
     owner: Owner
     fresh: bool
+    changed: bool = False
 
 
 class Index:
@@ -325,8 +338,9 @@ class Index:
             name = self._object(one.key)
             words = [word for pair in one.facts.metadata().items() for word in pair]
             owner = (f"@{one.owner.node}", _owner_value(one.owner))
+            attributes = "changed" if one.changed else "same"
             how = ("new" if one.fresh else "again", *_dated(one.facts.digest, one.facts.mtime_ns))
-            commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, *words)))
+            commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, attributes, *words)))
         replies = await self._ask(commands, LONG)
         return [_announced(reply) for reply in replies]
 

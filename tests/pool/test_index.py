@@ -4,6 +4,7 @@ import logging
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,29 @@ def test_what_is_announced_is_found(port: int) -> None:
             assert y.owners == (Owner(A, LIFE, "ram", "1f.1"),)
             assert z is None
             assert await other.find(["@0/x"]) == [None]
+
+    trio.run(case)
+
+
+def test_only_changed_attributes_replace_those_of_an_object(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "attributes") as one:
+            first = said("@0/x", b"x", mtime_ns=7)
+            await one.announce([first])
+            copy = said("@0/x", b"x", B, fresh=False, mtime_ns=8)
+            other = copy._replace(facts=replace(copy.facts, mode=0o600, uid=1, gid=2))
+            for wanted, facts in (
+                (other, first.facts),
+                (
+                    other._replace(changed=True),
+                    replace(first.facts, mode=0o600, uid=1, gid=2),
+                ),
+                (first, replace(first.facts, mode=0o600, uid=1, gid=2)),
+            ):
+                assert await one.announce([wanted]) == ["here"]
+                (found,) = await one.find(["@0/x"])
+                assert isinstance(found, PoolEntry)
+                assert found.facts == facts
 
     trio.run(case)
 

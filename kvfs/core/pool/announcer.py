@@ -11,6 +11,7 @@ mover computes the digest of an object that only RAM has.
 - If the index has another object by the name, this node keeps its own to itself (`conflict`). But
   an object that is not fresh goes if the other one is later. If a program unlinks, renames or
   rewrites an object in conflict, the other one loses the name for all nodes.
+- If a program changes mode or owner of an object, they replace those in the index.
 - An object that was written since the daemon's start is *fresh* until the index has it. Only a
   fresh one, or a later one, may take a name that was unlinked.
 
@@ -119,6 +120,8 @@ class Announcer:
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
         self._told: dict[int, _Told] = {}
+        # Modes and owners before the present changes, also of objects that only other nodes have
+        self._attributes: dict[int, tuple[int, int, int]] = {}
         self._others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
         self._began_ns = time.time_ns() - CLOCK_STEP_NS
         self._telling_since = math.inf  # trio's time of the oldest change in this turn
@@ -147,8 +150,12 @@ class Announcer:
         ino = inode.ino
         ours = ino in self.announced or ino in self._in_turn
         other = self._others.get(ino)
-        if (ours or other or inode.in_pool or ino in self.fetched) and ino not in self._told:
-            known = self.ledger.catalog.inode(ino)
+        tells = (ours or other or inode.in_pool or ino in self.fetched) and ino not in self._told
+        notes = inode.sealed and ino not in self._attributes
+        known = self.ledger.catalog.inode(ino) if tells or notes else None
+        if notes and known is not None:
+            self._attributes[ino] = _attributes(known)
+        if tells:
             key = None if known is None else self.entries.key(known)
             # A file being written has no digest: the index has nothing of it.
             if known is not None and known.digest and key is not None:
@@ -299,12 +306,14 @@ class Announcer:
     async def _turn(self, inos: Sequence[int]) -> None:
         """Tell the index of some objects. Raises IndexDownError; then they are told again."""
         told = {ino: self._told.pop(ino) for ino in inos if ino in self._told}
+        before = {ino: self._attributes.pop(ino) for ino in inos if ino in self._attributes}
         dropped = self._withdrawn & told.keys()
         self._withdrawn -= dropped
         self._in_turn.update(inos)
         try:
-            await self._tell(inos, told, dropped)
+            await self._tell(inos, told, dropped, before)
         except IndexDownError:
+            self._attributes.update(before)
             self._told.update(told)  # the index knows these, and none of the later states
             self._withdrawn |= dropped
             raise
@@ -312,11 +321,16 @@ class Announcer:
             self._in_turn.clear()
 
     async def _tell(
-        self, inos: Iterable[int], told: Mapping[int, _Told], dropped: Collection[int]
+        self,
+        inos: Iterable[int],
+        told: Mapping[int, _Told],
+        dropped: Collection[int],
+        attributes: Mapping[int, tuple[int, int, int]],
     ) -> None:
         """Take back what is not true any more, and then announce what is.
 
         told: the announced states before the changes. dropped: those that kvfs itself dropped.
+        attributes: modes and owners before the changes.
         """
         gone: dict[int, _Told] = {}
         here: set[int] = set()
@@ -327,6 +341,7 @@ class Announcer:
             if inode is None:
                 self.fetched.pop(ino, None)
                 self._earlier.pop(ino, None)
+                self._attributes.pop(ino, None)
             else:
                 here.add(ino)
             before = told.get(ino)
@@ -337,8 +352,14 @@ class Announcer:
                     gone[ino] = before
                 elif not (stays and wanted is not None) and ino in self.announced:
                     left.append(before.key)
-            if inode is not None and wanted is not None:
-                new.append((ino, wanted))
+            if inode is None or ino not in attributes:
+                changed = False
+            else:
+                changed = attributes[ino] != _attributes(inode)
+            if wanted is not None:
+                new.append((ino, wanted._replace(changed=changed)))
+            elif inode is not None and inode.in_pool and changed:
+                self._attributes.setdefault(ino, attributes[ino])  # told with the copy
         unlinked = await self.index.unlink([before.indexed for before in gone.values()])
         await self._unlist([before.key for before in gone.values()], unlinked)
         for ino, before in told.items():
@@ -509,3 +530,7 @@ class Announcer:
         if names:
             self._listed.clear()
         await self.index.unlist_names(names)
+
+
+def _attributes(inode: Inode) -> tuple[int, int, int]:
+    return inode.mode, inode.uid, inode.gid

@@ -207,7 +207,7 @@ def facts_of(inode: Inode, model: str) -> Facts:
 
 
 def _describe(inode: Inode, facts: Facts) -> None:
-    inode.mode = stat.S_IFREG | facts.mode
+    inode.mode = stat.S_IFREG | (facts.mode & 0o777)  # no set-user-id by a client of the index
     inode.uid, inode.gid = facts.uid, facts.gid
     inode.size, inode.blocks = facts.size, -(-facts.size // 4096) * 8
     inode.mtime_ns = inode.backing_mtime_ns = facts.mtime_ns
