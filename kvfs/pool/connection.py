@@ -37,6 +37,7 @@ AGAIN_S = 0.5  # s between two tries to connect
 HUNG_S = 5.0  # s without a reply after which the connection is made anew
 IDLE_S = 3.0  # s without commands after which the server is asked whether it is still there
 LARGEST = 256 << 20  # bytes of replies to one pipeline; a listing of 10^6 names has 40 MB
+SEARCHED_MOST = 64 << 20  # bytes that a turn searches for ends of texts; some 10 ms
 LONGEST = 10**7 - 1  # elements of an array: more than LARGEST has of names
 
 
@@ -58,13 +59,16 @@ class Replies:
         head = _HEAD.search(data, max(0, len(data) - 8))
         end = len(data) if head is None else head.start()
         self._rest = data[end:]
-        found, start = list[Reply](), 0
+        found, start, searched = list[Reply](), 0, 0
         for long in _LONG.finditer(data, 0, end):
             found += self._read(data[start : long.start()])
             start = long.start()
             # hiredis takes memory for all elements at once, and needs seconds to give it back.
             if not self._reader.has_data():  # else it is a part of a name
                 raise hiredis.ProtocolError(f"an array of more than {LONGEST} elements")
+            searched += self._reader.len()  # hiredis searches the end of a text from its begin
+            if searched > SEARCHED_MOST:
+                raise hiredis.ProtocolError("a long text of parts that look like arrays")
         return found + self._read(data[start:end])
 
     @property

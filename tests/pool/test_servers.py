@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from tests.harness import wait_for
 from tests.pool.authority import authority
 from tests.pool.servers import cluster, command, free_port, peer, seen, sentinel, server, start
 from tests.pool.test_index import LIFE, A, facts, said
-from tests.unit.fuzz import fuzzed, spoiled_bytes
+from tests.unit.fuzz import CPU_S, fuzzed, spoiled_bytes
 
 PATIENCE_S = 30
 
@@ -239,6 +240,16 @@ def test_replies_are_read_in_any_pieces(step: int) -> None:
         found += replies.feed(sent[at : at + step])
     assert found == [[name, b"*", b"%20"], b"OK"]
     assert not replies.begun
+
+
+def test_text_of_heads_without_end_takes_no_time() -> None:
+    """The reader looks at the whole text for its end at each head in it."""
+    replies = Replies()
+    replies.feed(b"+x")
+    began = time.process_time()
+    with pytest.raises(hiredis.ProtocolError, match="look like arrays"):
+        replies.feed(b"*12345678" * 1_000_000)
+    assert time.process_time() - began < CPU_S
 
 
 @fuzzed
