@@ -30,14 +30,17 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 
 
 def wrong(path: Path, found: str | bytes, expected: str, cure: str) -> ConfigError:
-    """Return the error for content that kvfs has not written."""
+    """Return the error for content that kvfs has not written. It shows the begin of the content."""
     raw = os.fsencode(found) if isinstance(found, str) else found
     shown = ascii(raw[:SHOWN])[1:] + ("..." if len(raw) > SHOWN else "")
     return ConfigError(f"{path} has {shown}, expected {expected}: {cure}")
 
 
-def read(path: Path, expected: str, cure: str) -> str | None:
-    """Return the text of a file, None if there is none. Raises ConfigError."""
+def read(path: Path, expected: str, cure: str, *, secret: bool = False) -> str | None:
+    """Return the text of a file, None if there is none. Raises ConfigError.
+
+    secret: the message shows nothing of the content.
+    """
     try:
         file = open_regular(path, os.O_RDONLY, expected, cure)
     except FileNotFoundError:
@@ -53,10 +56,13 @@ def read(path: Path, expected: str, cure: str) -> str | None:
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        raise wrong(path, content, expected, cure) from None
-    if len(content) > LIMIT:
-        raise wrong(path, content, expected, cure)
-    return text
+        text = None
+    if text is not None and len(content) <= LIMIT:
+        return text
+    if secret:
+        why = "is no UTF-8 text" if text is None else f"has more than {LIMIT} bytes"
+        raise ConfigError(f"{path} {why}, expected {expected}: {cure}")
+    raise wrong(path, content, expected, cure)
 
 
 def open_regular(path: Path, flags: int, expected: str, cure: str) -> int:

@@ -13,7 +13,8 @@ import socket
 import trio
 
 from kvfs.errors import ConfigError
-from kvfs.pool import certificates, nginx
+from kvfs.pool import addresses, certificates, nginx
+from kvfs.pool.addresses import IP
 from kvfs.pool.errors import IndexDownError, IndexRefusedError
 from kvfs.pool.index import Index
 from kvfs.pool.member import Membership
@@ -34,13 +35,13 @@ def expect_usable(member: Membership, *, required: bool) -> None:
     nginx.account()
     if member.tls is not None:
         certificates.expect_match(member.tls)
-    ip = _ip(member)
+    ip, port = _address(member)
     if member.tls is None and not member.allow and not ip.is_loopback:
         raise ConfigError(
             f"pool_address={member.address}: all of its network could read the objects; give "
             "pool_allow=NETWORK or pool_tls=DIRECTORY"
         )
-    _expect_address(member, ip)
+    _expect_address(member, ip, port)
     failures: list[Exception] = []
     trio.run(_ask, member, failures)
     for error in failures:
@@ -87,22 +88,17 @@ async def _expect_index(member: Membership, index: Index) -> None:
         )
 
 
-def _ip(member: Membership) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _address(member: Membership) -> tuple[IP, int]:
     """Return the address at which others read from here. Raises ConfigError."""
-    host, _, port = member.address.rpartition(":")
-    try:
-        found = ipaddress.ip_address(host.strip("[]"))
-        if found.is_unspecified or not 0 < int(port) < 1 << 16:
-            raise ValueError("other nodes cannot connect to it")
-    except ValueError:
+    found = addresses.parse(member.address)
+    if found is None:
         raise ConfigError(
             f"pool_address={member.address}: expected IP or IP:PORT, as 10.0.0.5:7373"
-        ) from None
+        )
     return found
 
 
-def _expect_address(member: Membership, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
-    port = int(member.address.rpartition(":")[2])
+def _expect_address(member: Membership, ip: IP, port: int) -> None:
     family = socket.AF_INET6 if ip.version == 6 else socket.AF_INET  # noqa: PLR2004
     with socket.socket(family, socket.SOCK_STREAM) as trying:
         trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -123,6 +119,8 @@ def with_port(address: str, port: int) -> str:
         ip = ipaddress.ip_address(address.strip("[]"))
     except ValueError:
         return address
+    if "%" in address:  # a zone, that only this machine knows
+        return address
     return f"[{ip}]:{port}" if ip.version == 6 else f"{ip}:{port}"  # noqa: PLR2004
 
 
@@ -134,7 +132,7 @@ def own_address(place: PoolPlace) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as trying:
             trying.connect(to)  # sends nothing
             found: str = trying.getsockname()[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise ConfigError(
             f"pool={place}: {host} cannot be reached: {error}; give pool_address=IP:PORT"
         ) from None

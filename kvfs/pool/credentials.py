@@ -37,7 +37,7 @@ def read(file: Path | None, environ: Mapping[str, str]) -> Credentials:
             raise ConfigError(f"{USER} is set without {PASSWORD}: set both, or neither")
         return found
     _expect_private(file)
-    text = own_files.read(file, EXPECTED, CURE)
+    text = own_files.read(file, EXPECTED, CURE, secret=True)
     user, two, password = (text or "").removesuffix("\n").rpartition("\n")
     if not password or (two and not user) or any(one in user + password for one in "\n\r\0"):
         raise ConfigError(f"pool_credentials={file}: expected {EXPECTED}: {CURE}")

@@ -13,7 +13,6 @@ The answer of nginx to such a request is a few lines with a length. We read thes
 written and not mapped: a full tier is an error then, and not a signal.
 """
 
-import ipaddress
 import os
 import re
 import socket
@@ -29,7 +28,7 @@ import xxhash
 
 from kvfs.movement.copying import Moved
 from kvfs.movement.files import complete, part
-from kvfs.pool import certificates
+from kvfs.pool import addresses, certificates
 from kvfs.pool.errors import NoFileError, PeerError
 
 DIAL_S = 1.0  # s to connect, and for a handshake
@@ -43,7 +42,6 @@ Peer = tuple[str, str]  # an address, and the directory with our certificate
 _connections: dict[Peer, socket.socket] = {}  # the one that was used last is the last
 _local = threading.local()  # the buffer of each thread
 
-_ADDRESS = re.compile(r"(?P<host>[0-9.]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 _PATH = re.compile(r"/[!-~]*")
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3})(?: [^\r\n]*)?")
 _LENGTH = re.compile(rb"(?im)^content-length:[ \t]*(\d{1,19})[ \t]*\r?$")
@@ -186,13 +184,12 @@ def _expect(source: PeerFile, header: bytes, size: int) -> bool:
 
 def _dial(source: PeerFile) -> socket.socket:
     """Connect to a peer. Raises PeerError, and ConfigError for our own certificate."""
-    found = _ADDRESS.fullmatch(source.address)
+    found = addresses.parse(source.address)
     context = _context(source.tls) if source.tls else None
     try:
         if found is None:
             raise ValueError("it is no address IP:PORT")
-        host = str(ipaddress.ip_address(found["host"].strip("[]")))
-        connection = socket.create_connection((host, int(found["port"])), timeout=DIAL_S)
+        connection = socket.create_connection((str(found[0]), found[1]), timeout=DIAL_S)
         if context is None:
             return connection
         try:

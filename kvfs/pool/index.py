@@ -13,23 +13,32 @@ POOL is `kvfs:` and the pool's name; KEY and FOLDER are those of the bucket (`kv
 object is one key, so that a cluster spreads the load, and one script changes it at a time.
 
 Contract: methods are calls to the index, with replies checked: a malformed value is None,
-or is left out. They raise IndexDownError. Callers do not
+or is left out, whatever its bytes. So is a key of a wrong type, which is logged once. Of an
+announcement of such a key the answer is "conflict". They raise IndexDownError. Callers do not
 trust the index: a mover compares all bytes of an object with its digest.
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+import trio
+import trio.lowlevel
+
 from kvfs.errors import ConfigError
 from kvfs.pool.connection import Command, Reply, ReplyError, refusal
+from kvfs.pool.errors import IndexDownError
 from kvfs.pool.servers import Servers
 from kvfs.s3.errors import MetadataError
 from kvfs.s3.facts import Facts
+from kvfs.s3.keys import KEY_MAX
 from kvfs.s3.store import Head
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 LEASE_S = 10  # s that a lease lives
@@ -39,11 +48,20 @@ GONE_S = 3600  # s for which the index knows that an object was unlinked or repl
 PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
 NAME_MOST = 256  # characters of the name of a node
+WRONG_MOST = 100  # keys of a wrong type that are logged
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
+STEP = 1 << 14  # listed names that are read in a turn of the loop; some 4 ms
+VERSION_MOST = 1 << 31  # of a namespace
+LEASE_MOST = 32 << 10  # bytes of a lease; a mount point of 4095 bytes takes 24 KiB
+WORDS_MOST = 1 << 17  # words of a hash: the nodes of a pool, or those that have an object
 
+# All numbers have a bound: `int` raises ValueError for more than 4300 digits.
 _NODE = re.compile(r"[0-9a-f-]{36}")
 _NAME = re.compile(r"([^:/]{1,255}):(/.{0,4095})", re.DOTALL)
 _SIZE = re.compile(rb"0|[1-9][0-9]{0,17}")
+_VERSION = re.compile(r"[0-9]{1,10}")
+_SEEN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,9})?")
+_REDIS = re.compile(r"redis_version:([0-9]{1,4})\.([0-9]{1,4})")
 _GONE = re.compile(r"([0-9a-f]{32}) ([0-9]{19})")
 _OWNER = re.compile(r"([0-9a-f]{16}) (ram|nvme) ([0-9a-f]{1,16}\.[0-9a-f]{1,16})")
 
@@ -64,7 +82,9 @@ end
 
 # The digest that was announced first stands, unless it was unlinked or only dead nodes have it. But
 # of two objects that each had the name before the index lost its data, the later one stands.
-# ARGV: "new" or "again", the digest, its time, the field and value of the owner, then the facts.
+# Its attributes are those of the last program that has changed them, at any node.
+# ARGV: "new" or "again", the digest, its time, the field and value of the owner, "changed" or
+# "same" attributes, then the facts.
 ANNOUNCE = (
     _MARK
     + """
@@ -83,9 +103,16 @@ if not known then
     return 'gone'
   end
   redis.call('PERSIST', key)
-  redis.call('HSET', key, unpack(ARGV, 6))
+  redis.call('HSET', key, unpack(ARGV, 7))
   if gone and string.sub(gone, 1, 32) == ARGV[2] and ARGV[3] > string.sub(gone, 34) then
     redis.call('HSET', key, 'gone', string.rep('0', 32) .. string.sub(gone, 33))
+  end
+elseif ARGV[6] == 'changed' then
+  for at = 7, #ARGV, 2 do
+    local name = ARGV[at]
+    if name == 'kvfs-mode' or name == 'kvfs-uid' or name == 'kvfs-gid' then
+      redis.call('HSET', key, name, ARGV[at + 1])
+    end
   end
 end
 redis.call('HSET', key, ARGV[4], ARGV[5])
@@ -235,12 +262,16 @@ class Unlinked(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """One object to announce. fresh: a program here has just written it."""
+    """One object to announce. fresh: a program here has just written it.
+
+    changed: a program here has changed its mode or its owner since it was announced.
+    """
 
     key: str
     facts: Facts
     owner: Owner
     fresh: bool
+    changed: bool = False
 
 
 class Index:
@@ -249,6 +280,7 @@ class Index:
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
         self.pool = f"kvfs:{servers.place.name}:"
+        self._wrong: set[str] = set()  # keys of a wrong type that were logged
 
     # Questions
 
@@ -270,11 +302,12 @@ class Index:
         named = [self._object(key) for key in keys]
         if nodes is None:
             replies = await self._ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
-            return [_read_held(reply[::2], reply[1::2]) for reply in _lists(replies)]
+            return [_read_held(words[::2], words[1::2]) for words in map(_words, replies)]
         fields = ("kvfs-size", *(f"@{node}" for node in nodes))
         replies = await self._ask([(name, ("HMGET", name, *fields)) for name in named], PATIENCE)
         asked = [field.encode() for field in fields]
-        return [_read_held(asked, reply) for reply in _lists(replies)]
+        values = (reply if isinstance(reply, list) else [] for reply in replies)
+        return [_read_held(asked, one) for one in values]
 
     async def look(
         self, key: str, folder: str, namespace: str = ""
@@ -303,7 +336,12 @@ class Index:
         """The names that the index lists in a directory; some may be gone."""
         listed = self._folder(folder)
         (reply,) = await self._ask([(listed, ("SMEMBERS", listed))], LONG)
-        return sorted(_text(one) for one in reply) if isinstance(reply, list) else []
+        found: list[str] = []
+        for start in range(0, len(reply) if isinstance(reply, list) else 0, STEP):
+            page = reply[start : start + STEP]
+            found += [_text(one) for one in page if type(one) is bytes and len(one) <= KEY_MAX]
+            await trio.lowlevel.checkpoint()
+        return found
 
     async def leases(self, nodes: Sequence[str], *, patience: float = LONG) -> list[Lease | None]:
         """The leases of these nodes; None of a node that is not alive."""
@@ -314,7 +352,11 @@ class Index:
     async def nodes(self) -> dict[str, float]:
         """The nodes that were ever seen, and when: seconds by the clock of each."""
         (reply,) = await self._ask([(f"{self.pool}nodes", ("HGETALL", f"{self.pool}nodes"))], LONG)
-        return {node: float(seen) for node, seen in _pairs(reply).items() if _is_number(seen)}
+        return {
+            node: float(seen)
+            for node, seen in _pairs(reply).items()
+            if _NODE.fullmatch(node) and _SEEN.fullmatch(seen)
+        }
 
     async def node_names(self) -> dict[str, tuple[str, str]]:
         """The host and the mount point of each node that was ever seen, as it told them."""
@@ -334,8 +376,9 @@ class Index:
             name = self._object(one.key)
             words = [word for pair in one.facts.metadata().items() for word in pair]
             owner = (f"@{one.owner.node}", _owner_value(one.owner))
+            attributes = "changed" if one.changed else "same"
             how = ("new" if one.fresh else "again", *_dated(one.facts.digest, one.facts.mtime_ns))
-            commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, *words)))
+            commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, attributes, *words)))
         replies = await self._ask(commands, LONG)
         return [_announced(reply) for reply in replies]
 
@@ -425,7 +468,9 @@ class Index:
             ],
             LONG,
         )
-        return _text(found)
+        if not isinstance(found, bytes):
+            raise IndexDownError(f"pool={self.servers.place}: the key {at} has no text: delete it")
+        return _text(found)[:64]
 
     async def leave(self, node: str) -> None:
         """End a node's lease, and forget the node."""
@@ -441,7 +486,7 @@ class Index:
         """Raises ConfigError if the index is not a Redis of this format, or is too old."""
         key = f"{self.pool}format"
         told, found = await self._ask([(key, ("INFO", "server")), (key, ("GET", key))], LONG)
-        version = re.search(r"redis_version:(\d+)\.(\d+)", _text(told))
+        version = _REDIS.search(_text(told))
         if version is None:
             raise ConfigError(f"pool={self.servers.place}: expected a Redis or Valkey server there")
         if (int(version[1]), int(version[2])) < OLDEST:
@@ -470,14 +515,31 @@ class Index:
         return f"{self.pool}n:{node}"
 
     async def _ask(self, commands: Sequence[tuple[str, Command]], patience: float) -> list[Reply]:
-        """Ask the servers. Raises IndexDownError, also for an error reply: a full memory, say."""
+        """Ask the servers. Raises IndexDownError, also for an error reply: a full memory, say.
+
+        A key of another type than kvfs gives it has no reply: it must not hide all others.
+        """
         if not commands:
             return []
         replies = await self.servers.ask(commands, patience=patience)
-        refused = next((reply for reply in replies if isinstance(reply, ReplyError)), None)
-        if refused is not None:
-            raise refusal(str(refused), f"pool={self.servers.place}: ")
+        for at, (key, _) in enumerate(commands):
+            if not isinstance(replies[at], ReplyError):
+                continue
+            if "WRONGTYPE" not in str(replies[at]):
+                raise refusal(str(replies[at]), f"pool={self.servers.place}: ")
+            self._note_wrong(key)
+            replies[at] = None
         return replies
+
+    def _note_wrong(self, key: str) -> None:
+        """Log a key of a wrong type once."""
+        if key not in self._wrong and len(self._wrong) < WRONG_MOST:
+            self._wrong.add(key)
+            log.warning(
+                "pool=%s: the key %s has a type that kvfs does not give it, so it is left out: "
+                "redis-cli del it",
+                *(self.servers.place, key),
+            )
 
 
 def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
@@ -489,7 +551,7 @@ def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
     facts = {name: value for name, value in fields.items() if name.startswith("kvfs-")}
     size = facts.get("kvfs-stored-size", "")
     try:
-        head = Head(int(size) if size.isdecimal() else -1, "", 0.0, facts)
+        head = Head(int(size) if _SIZE.fullmatch(size.encode()) else -1, "", 0.0, facts)
         found = Facts.of_head(key, head)
     except MetadataError:
         return None
@@ -507,11 +569,6 @@ def _owners(fields: Mapping[str, str]) -> Iterator[Owner]:
 def _owner_value(owner: Owner) -> str:
     """The value of an owner's field."""
     return " ".join(owner[1:])
-
-
-def _lists(replies: Iterable[Reply]) -> Iterator[list[Reply]]:
-    """The replies; an empty list for each that is none."""
-    return (reply if isinstance(reply, list) else [] for reply in replies)
 
 
 def _read_held(fields: Sequence[Reply], values: Sequence[Reply]) -> Held | None:
@@ -536,21 +593,20 @@ def _life(field: bytes, value: bytes) -> tuple[Life, ...]:
 
 
 def _read_lease(node: str, reply: Reply) -> Lease | None:
+    if not isinstance(reply, bytes) or len(reply) > LEASE_MOST:
+        return None
     try:
-        told = json.loads(_text(reply)) if reply else None
-        lease = None if told is None else Lease(node, **told)
-    except (ValueError, TypeError):
+        lease = Lease(node, **json.loads(reply))
+    except (ValueError, TypeError, RecursionError):
         return None
-    if lease is None or not all(map(_has_kind, asdict(lease).items())):
-        return None
-    return lease
+    return lease if all(map(_has_kind, asdict(lease).items())) else None
 
 
 def _read_switch(reply: Reply) -> Switch:
     told = _pairs(reply)
     version, dropped = told.get("version", ""), told.get("dropped", "")
     return Switch(
-        int(version) if re.fullmatch(r"[0-9]{1,10}", version) else 0,
+        int(version) if _VERSION.fullmatch(version) and int(version) <= VERSION_MOST else 0,
         dropped if re.fullmatch(r"[0-9a-f]{16}", dropped) else "",
     )
 
@@ -558,7 +614,7 @@ def _read_switch(reply: Reply) -> Switch:
 def _has_kind(told: tuple[str, Any]) -> bool:
     name, value = told
     if name in {"room", "objects", "bytes", "lag_s", "load"}:
-        return isinstance(value, int | float) and value >= 0
+        return isinstance(value, int | float) and 0 <= value < 1 << 63
     return isinstance(value, bool if name == "tls" else str)
 
 
@@ -569,21 +625,22 @@ def _dated(digest: bytes, mtime_ns: int) -> tuple[str, str]:
 
 def _announced(reply: Reply) -> Announced:
     text = _text(reply)
-    return text if text in {"here", "conflict"} else "gone"  # type: ignore[return-value]
+    return text if text in {"here", "gone"} else "conflict"  # type: ignore[return-value]
 
 
 def _pairs(reply: Reply) -> Mapping[str, str]:
-    if not isinstance(reply, list):
-        return {}
-    words = [_text(one) for one in reply]
+    words = [_text(one) for one in _words(reply)]
     return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _words(reply: Reply) -> list[bytes]:
+    """The words of a hash; none if it is too large, or has other things."""
+    if not isinstance(reply, list) or len(reply) > WORDS_MOST or set(map(type, reply)) != {bytes}:
+        return []
+    return reply
 
 
 def _text(reply: Reply) -> str:
     if isinstance(reply, bytes):
         return reply.decode("utf-8", "replace")
     return "" if reply is None else str(reply)
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,15}(\.[0-9]*)?", text) is not None

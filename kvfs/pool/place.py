@@ -17,6 +17,7 @@ from typing import Literal
 
 PORT, SENTINEL_PORT = 6379, 26379
 HOSTS_MOST = 16
+HOST_MOST = 253  # letters of a name in DNS
 
 Kind = Literal["single", "sentinel", "cluster"]
 
@@ -26,7 +27,8 @@ _FORM = re.compile(
 _HOST = re.compile(
     r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
 )
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_LABELS = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*\.?")
+_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,64}")
 EXPECTED = (
     "redis://HOST:PORT/NAME, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/NAME or "
     "redis+cluster://HOST:PORT,HOST:PORT/NAME, or the same with rediss for TLS"
@@ -84,7 +86,8 @@ def _is_host(text: str) -> bool:
             ipaddress.IPv6Address(text.strip("[]"))
         except ValueError:
             return False
-    return True
+        return True
+    return len(text) <= HOST_MOST and _LABELS.fullmatch(text) is not None
 
 
 def _bracketed(host: str) -> str:

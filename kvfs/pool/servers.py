@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import hiredis
 import trio
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
@@ -25,6 +24,7 @@ from kvfs.pool.connection import (
     DIAL_S,
     Command,
     Connection,
+    Replies,
     Reply,
     ReplyError,
     exchange,
@@ -37,6 +37,7 @@ from kvfs.pool.member import Membership
 from kvfs.pool.place import PoolPlace
 
 LOOK_S = 1.0  # s between two questions where the master is, or which server has which slots
+SERVERS_MOST = 1000  # of a cluster
 
 Address: TypeAlias = tuple[str, int]
 
@@ -220,7 +221,7 @@ class Servers:
         with trio.fail_after(DIAL_S):
             stream = await Connection(host, credentials, tls=self.tls).dial()
             try:
-                (reply,) = await exchange(stream, hiredis.Reader(), [question])
+                (reply,) = await exchange(stream, Replies(), [question])
             finally:
                 await trio.aclose_forcefully(stream)
         return reply
@@ -234,17 +235,29 @@ async def _run(connection: Connection, scope: trio.CancelScope) -> None:
 def _master(reply: list[Reply]) -> dict[Address, list[range]]:
     """Read the reply of a sentinel. Raises TypeError, ValueError."""
     name, port = reply
-    return {(_text(name), int(_text(port))): []}
+    return {(_text(name), _port(port)): []}
 
 
 def _slots(reply: list[Reply], teller: str) -> dict[Address, list[range]]:
     """Read the reply to CLUSTER SLOTS of `teller`. Raises TypeError, ValueError."""
     found: dict[Address, list[range]] = defaultdict(list)
+    left = REDIS_CLUSTER_HASH_SLOTS
     for first, last, (name, port, *_), *_ in reply:
         if not 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
             raise ValueError(f"slots {first} to {last}")
-        found[_text(name) or teller, int(port)].append(range(first, last + 1))
+        left -= last + 1 - first
+        found[_text(name) or teller, _port(port)].append(range(first, last + 1))
+        if left < 0 or len(found) > SERVERS_MOST:
+            raise ValueError("more slots or servers than a cluster has")
     return found
+
+
+def _port(reply: Reply) -> int:
+    """Return a port. Raises TypeError, ValueError."""
+    port = int(reply)
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"port {port}")
+    return port
 
 
 def _is_moved(reply: Reply) -> bool:

@@ -15,6 +15,8 @@ from kvfs.pool.place import PoolPlace
         ("[fd00::5]", "[fd00::5]:7373"),
         ("[fd00::5]:80", "[fd00::5]:80"),
         ("node", "node"),
+        ("[fe80::1%lo]:80", "[fe80::1%lo]:80"),
+        ("fe80::1%lo", "fe80::1%lo"),
     ],
 )
 def test_address_gets_a_port(given: str, expected: str) -> None:

@@ -32,7 +32,18 @@ def test_file_has_a_password_or_a_user_and_a_password(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n", b"\nsecret\n", b"me\n\n", b"a\nb\nc\n", b"me\r\nsecret\r\n", b"a\0b"]
+    "content",
+    [
+        b"",
+        b"\n",
+        b"\nsecret\n",
+        b"me\n\n",
+        b"a\nb\nc\n",
+        b"me\r\nsecret\r\n",
+        b"a\x00b",
+        b"secret\xff",
+        b"secret" * (1 << 18),
+    ],
 )
 def test_other_content_is_refused_and_not_repeated(tmp_path: Path, content: bytes) -> None:
     file = written(tmp_path / "file", content)

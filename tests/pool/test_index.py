@@ -1,8 +1,10 @@
 """The index against a real redis-server: what is announced is found, and nothing is trusted."""
 
+import logging
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,29 @@ def test_what_is_announced_is_found(port: int) -> None:
             assert y.owners == (Owner(A, LIFE, "ram", "1f.1"),)
             assert z is None
             assert await other.find(["@0/x"]) == [None]
+
+    trio.run(case)
+
+
+def test_only_changed_attributes_replace_those_of_an_object(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "attributes") as one:
+            first = said("@0/x", b"x", mtime_ns=7)
+            await one.announce([first])
+            copy = said("@0/x", b"x", B, fresh=False, mtime_ns=8)
+            other = copy._replace(facts=replace(copy.facts, mode=0o600, uid=1, gid=2))
+            for wanted, facts in (
+                (other, first.facts),
+                (
+                    other._replace(changed=True),
+                    replace(first.facts, mode=0o600, uid=1, gid=2),
+                ),
+                (first, replace(first.facts, mode=0o600, uid=1, gid=2)),
+            ):
+                assert await one.announce([wanted]) == ["here"]
+                (found,) = await one.find(["@0/x"])
+                assert isinstance(found, PoolEntry)
+                assert found.facts == facts
 
     trio.run(case)
 
@@ -236,6 +261,8 @@ def test_names_of_nodes_are_not_trusted(port: int, name: bytes) -> None:
         ("kvfs-xxh3-128", "zz"),
         ("kvfs-format", "2"),
         ("kvfs-mode", "99999"),
+        ("kvfs-size", "1" * 5000),
+        ("kvfs-stored-size", "1" * 5000),
     ],
 )
 def test_what_kvfs_did_not_write_is_nothing(port: int, name: str, value: str) -> None:
@@ -271,7 +298,9 @@ def test_owners_that_kvfs_did_not_write_are_none(port: int, name: str, value: st
     trio.run(case)
 
 
-@pytest.mark.parametrize("told", ["{", "[]", '{"incarnation": 5, "address": ""}', '{"x": 1}'])
+@pytest.mark.parametrize(
+    "told", ["{", "[]", '{"incarnation": 5, "address": ""}', '{"x": 1}', "[" * 100_000]
+)
 def test_leases_that_kvfs_did_not_write_are_none(port: int, told: str) -> None:
     async def case() -> None:
         async with index(port, "leases") as one:
@@ -376,8 +405,50 @@ def test_versions_of_namespaces_grow_until_a_drop(port: int) -> None:
             client.hset(f"{one.pool}v:b", mapping={"version": "-1", "dropped": "../x"})
             await one.set_version("b", 2)
             assert await one.switches(["b"]) == [(2, "")]
-            client.set(f"{one.pool}v:c", "x")
-            with pytest.raises(IndexDownError, match="WRONGTYPE"):
-                await one.switches(["c"])
 
     trio.run(case)
+
+
+def test_key_of_another_type_is_nothing_and_hides_no_other(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = redis.Redis(port=port)
+    caplog.set_level(logging.WARNING)
+
+    async def case() -> None:
+        async with index(port, "types") as one:
+            client.lpush("kvfs:types:nodes", "x")
+            for key in ("o:@0/x", "d:@0/", "v:c"):
+                client.set(f"kvfs:types:{key}", "x")
+            client.lpush(f"kvfs:types:n:{A}", "x")
+            wanted = [said("@0/x", b"x"), said("@0/y", b"y")]
+            assert await one.announce(wanted) == ["conflict", "here"]
+            assert await one.announce(wanted) == ["conflict", "here"]
+            found = await one.find(["@0/x", "@0/y"])
+            assert found[0] is None
+            assert isinstance(found[1], PoolEntry)
+            assert [held is None for held in await one.held(["@0/x", "@0/y"])] == [True, False]
+            assert await one.look("@0/x", "@0/x/", "c") == (None, False, 0)
+            assert await one.names("@0/") == []
+            assert await one.switches(["c", "d"]) == [(0, "")] * 2
+            await one.set_version("c", 2)
+            await one.drop_namespace("c", "0123456789abcdef")
+            await one.list_names([("@0/", "y"), ("@1/", "z")])
+            assert await one.names("@1/") == ["z"]
+            await one.unlist_names([("@0/", "y")])
+            assert await one.unlink([unlinked("@0/x", b"x")]) == [False]
+            assert await one.withdraw(A, ["@0/x", "@0/y"]) == [False, True]
+            assert not await one.forget_owners("@0/x", [wanted[0].owner])
+            assert await one.leases([A, B]) == [None, None]
+            assert await one.renew(Lease(A, LIFE, ""), "first", 7.0) == "first"
+            assert await one.nodes() == {}
+            assert len(await one.leases([A])) == 1
+            await one.leave(A)
+            client.delete("kvfs:types:epoch")
+            client.lpush("kvfs:types:epoch", "x")
+            with pytest.raises(IndexDownError, match="kvfs:types:epoch"):
+                await one.renew(Lease(A, LIFE, ""), "first", 7.0)
+
+    trio.run(case)
+    told = [one.getMessage() for one in caplog.records if "kvfs:types:o:@0/x" in one.getMessage()]
+    assert len(told) == 1, told

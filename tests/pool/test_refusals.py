@@ -176,6 +176,10 @@ def test_pool_of_a_newer_format(tmp_path: Path, refused: Refused) -> None:
         ("192.0.2.1:7400", "expected an address of this machine"),
         ("0.0.0.0:7400", "expected IP or IP:PORT"),
         ("127.0.0.1:70000", "expected IP or IP:PORT"),
+        ("[fe80::1%lo]:18150", "pool_address=[fe80::1%lo]:18150: expected IP or IP:PORT"),
+        ("224.0.0.1:7400", "expected IP or IP:PORT"),
+        ("[ff02::1]:7400", "expected IP or IP:PORT"),
+        ("255.255.255.255", "expected IP or IP:PORT"),
     ],
 )
 def test_address_that_others_cannot_reach(

@@ -7,16 +7,21 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hiredis
 import pytest
 import redis
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from redis.crc import key_slot
 
 from kvfs.pool import connection
+from kvfs.pool.connection import Replies
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import Announcement, Index, Owner, PoolEntry
@@ -26,6 +31,7 @@ from tests.harness import wait_for
 from tests.pool.authority import authority
 from tests.pool.servers import cluster, command, free_port, peer, seen, sentinel, server, start
 from tests.pool.test_index import LIFE, A, facts, said
+from tests.unit.fuzz import CPU_S, fuzzed, spoiled_bytes
 
 PATIENCE_S = 30
 
@@ -72,6 +78,13 @@ async def why_down(ask: Callable[[], Awaitable[Any]], text: str) -> None:
                 said_so = str(error)
             await trio.sleep(0.02)
     assert text in said_so
+
+
+NEVER = "it was not asked yet"
+
+
+def known(index: Index) -> list[connection.Connection]:
+    return list(index.servers._connections.values())
 
 
 async def why_down_at(url: str, text: str, credentials: Credentials | None = None) -> None:
@@ -181,6 +194,10 @@ HOSTILE = [
     (b"\0" * 100, "it is no Redis server"),
     (b"*-7\r\n", "it is no Redis server"),
     (b"*1\r\n" * 100_000, "it is no Redis server"),
+    (b"*2147483647\r\n", "an array of more than 9999999 elements"),
+    (b"*1\r\n~2147483647\r\n", "an array of more than 9999999 elements"),
+    (b"%1\r\n*0\r\n:1\r\n", "it is no Redis server"),
+    (b"$5\r\n\r\n$11xx>2147483647\r\n", "an array of more than 9999999 elements"),
 ]
 
 
@@ -213,11 +230,44 @@ def test_replies_without_end_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> Non
         trio.run(why_down_at, f"redis://127.0.0.1:{port}/kv", "more than 1 MiB of replies")
 
 
+@pytest.mark.parametrize("step", [1, 2, 7, 1 << 16])
+def test_replies_are_read_in_any_pieces(step: int) -> None:
+    """Names that look like the heads of long arrays are names."""
+    name = b"~2147483647"
+    sent = b"*3\r\n$11\r\n%s\r\n$1\r\n*\r\n$3\r\n%%20\r\n+OK\r\n" % name
+    replies, found = Replies(), list[Any]()
+    for at in range(0, len(sent), step):
+        found += replies.feed(sent[at : at + step])
+    assert found == [[name, b"*", b"%20"], b"OK"]
+    assert not replies.begun
+
+
+def test_text_of_heads_without_end_takes_no_time() -> None:
+    """The reader looks at the whole text for its end at each head in it."""
+    replies = Replies()
+    replies.feed(b"+x")
+    began = time.process_time()
+    with pytest.raises(hiredis.ProtocolError, match="look like arrays"):
+        replies.feed(b"*12345678" * 1_000_000)
+    assert time.process_time() - began < CPU_S
+
+
+@fuzzed
+@given(st.lists(spoiled_bytes(["*1\r\n", "$3\r\nabc\r\n", "%1\r\n", ":1\r\n", "-E\r\n"])))
+def test_any_bytes_are_replies_or_none(pieces: list[bytes]) -> None:
+    replies = Replies()
+    with contextlib.suppress(hiredis.HiredisError):
+        for piece in pieces:
+            replies.feed(piece)
+
+
 @pytest.mark.parametrize("kind", ["redis+cluster", "redis+sentinel"])
 @pytest.mark.parametrize(
     "reply",
     [b":5\r\n", b"*1\r\n:5\r\n", b"*2\r\n$1\r\nx\r\n$1\r\nx\r\n", b"*-1\r\n", b"+OK\r\n"]
-    + [b"*1\r\n*3\r\n:0\r\n:%d\r\n*2\r\n$1\r\nx\r\n:1\r\n" % last for last in (-5, 1 << 40)],
+    + [b"*1\r\n*3\r\n:0\r\n:%d\r\n*2\r\n$1\r\nx\r\n:1\r\n" % last for last in (-5, 1 << 40)]
+    + [b"*1\r\n*3\r\n:0\r\n:9\r\n*2\r\n$1\r\nx\r\n:70000\r\n", b"*2\r\n$1\r\nx\r\n$5\r\n70000\r\n"]
+    + [b"*2\r\n" + b"*3\r\n:0\r\n:16383\r\n*2\r\n$1\r\nx\r\n:1\r\n" * 2],
 )
 def test_hostile_tellers_of_servers_are_down(kind: str, reply: bytes) -> None:
     def serve(one: socket.socket) -> None:
@@ -230,6 +280,26 @@ def test_hostile_tellers_of_servers_are_down(kind: str, reply: bytes) -> None:
     path = "main/kv" if kind == "redis+sentinel" else "kv"
     with peer(serve) as port:
         trio.run(why_down_at, f"{kind}://127.0.0.1:{port}/{path}", f"127.0.0.1:{port}: it ")
+
+
+@pytest.mark.parametrize("name", [b"a..b", b"a" * 300, b"a\0b", b"\xff", b""])
+def test_host_that_a_sentinel_names_wrongly_is_down(name: bytes) -> None:
+    def serve(one: socket.socket) -> None:
+        one.recv(1 << 20)
+        one.sendall(b"+PONG\r\n")
+        one.recv(1 << 20)
+        one.sendall(b"*2\r\n$%d\r\n%s\r\n$1\r\n1\r\n" % (len(name), name))
+        one.recv(1)
+
+    async def case(url: str) -> None:
+        async with running(url) as index:
+            await until(lambda: "was found yet" not in index.servers.why)
+            await until(lambda: all(one.why != NEVER for one in known(index)))
+            with pytest.raises(IndexDownError):
+                await index.find(["@0/x"])
+
+    with peer(serve) as port:
+        trio.run(case, f"redis+sentinel://127.0.0.1:{port}/main/kv")
 
 
 def test_full_index_refuses_announcements_and_answers(tmp_path: Path) -> None:

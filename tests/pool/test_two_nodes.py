@@ -122,6 +122,60 @@ def test_listing_shows_objects_of_both_nodes(pool: str, mount: Mount) -> None:
     a.umount("--now")
 
 
+def test_names_that_no_program_can_make_hide_no_others(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    (a.path / "dir" / "sub").mkdir(parents=True)
+    write(a, "dir/sub/block", b"x")
+    control, index = sorted(os.listdir(b.path / ".kvfs")), redis.Redis(port=port_of(pool))
+    wrong = ["%2E%2E", "%2E", "%00", "a%2Fb", "a%00b", "a" * 256, "..", "a b", ""]
+    for text in wrong:
+        index.sadd("kvfs:kv:d:dir@1/", text, f"{text}/")
+        index.sadd("kvfs:kv:d:@0/", text, f"{text}/")
+        index.sadd(f"kvfs:kv:d:dir@1/{text}/", "x")
+        index.sadd(f"kvfs:kv:d:{text}@1/", "x")
+    index.sadd("kvfs:kv:d:@0/", ".kvfs/")
+    index.sadd("kvfs:kv:d:.kvfs@1/", "x")
+    index.sadd("kvfs:kv:d:new@1/", "x")
+    index.hset("kvfs:kv:v:new", "version", 9_999_999_999)
+    wait_for(lambda: not absent(b.path / "new"), "a wrong version is none")
+    wait_for(lambda: sorted(os.listdir(b.path)) == ["dir", "new"], "the top is listed")
+    wait_for(lambda: os.listdir(b.path / "dir") == ["sub"], "the directory is listed")
+    gets(b, "dir/sub/block", b"x")
+    assert sorted(os.listdir(b.path / ".kvfs")) == control
+
+
+def test_new_attributes_of_an_object_reach_the_index(pool: str, mount: Mount) -> None:
+    """A copy with other attributes does not revert them; no file gets set-user-id from there."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    index = redis.Redis(port=port_of(pool))
+
+    def mode(name: str) -> bytes | None:
+        found: bytes | None = index.hget(f"kvfs:kv:o:@0/{name}", "kvfs-mode")  # type: ignore[assignment]
+        return found
+
+    write(a, "block", b"x")
+    write(a, "tool", b"y")
+    assert mode("block") == b"0644"
+    (a.path / "block").chmod(0o600)
+    os.chown(a.path / "block", 12, 34)
+    (a.path / "tool").chmod(0o6755)
+    wait_for(lambda: (mode("block"), mode("tool")) == (b"0600", b"6755"), "the index has them")
+    wait_for(lambda: index.hget("kvfs:kv:o:@0/block", "kvfs-gid") == b"34", "and the owner")
+    wait_for(lambda: not absent(b.path / "block") and not absent(b.path / "tool"), "they are found")
+    found = (b.path / "block").stat()
+    assert (found.st_mode & 0o7777, found.st_uid, found.st_gid) == (0o600, 12, 34)
+    assert (b.path / "tool").stat().st_mode & 0o7777 == 0o755
+    gets(b, "block", b"x")
+    gets(b, "tool", b"y")
+    wait_for(lambda: announced(b) == 2, "the copies are announced")
+    assert (mode("block"), mode("tool")) == (b"0600", b"6755")
+    (b.path / "block").chmod(0o640)
+    wait_for(lambda: mode("block") == b"0640", "the other node changes them, too")
+    os.utime(a.path / "block")
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "it is announced again")
+    assert mode("block") == b"0640"
+
+
 def test_unlinked_object_is_gone_everywhere(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x")

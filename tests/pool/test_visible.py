@@ -71,6 +71,28 @@ def test_stat_shows_nodes_that_have_a_file(pool: str, mount: Mount) -> None:
     assert owners(b.path / "block") == [str(b.path)]
 
 
+def test_file_of_holes_and_second_name_are_of_one_node(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    with (a.path / "holes").open("wb") as file:
+        file.truncate(8 * MIB)
+    write(a, "first", b"x")
+    (a.path / "second").hardlink_to(a.path / "first")
+    assert "not announced: mostly holes" in run("stat", a.path / "holes")
+    assert stat(a.path / "second")["pool"]["entry"] == "same"
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
+    wait_for(lambda: sorted(os.listdir(b.path)) == ["first"], "one name is listed")
+    assert absent(b.path / "second")
+    assert absent(b.path / "holes")
+
+
+def test_mode_of_a_directory_is_of_one_node(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    (a.path / "dir").mkdir(mode=0o700)
+    write(a, "dir/block", b"x")
+    wait_for(lambda: not absent(b.path / "dir"), "it is found")
+    assert (b.path / "dir").stat().st_mode & 0o7777 == 0o755
+
+
 def test_stat_says_that_the_index_does_not_answer(pool: str, mount: Mount) -> None:
     a = node(mount, f"{pool},pool_wait=1", "a")
     a.allow_log("the pool's index is down|the pool learns later of changes")

@@ -446,7 +446,8 @@ class Tree:
 def is_name(name: bytes, parent: int = 0) -> bool:
     """Whether kvfs allows this name in this directory. The name comes from another program."""
     reserved = parent == ROOT_INO and name == RESERVED
-    return 0 < len(name) <= NAME_MAX and name not in {b".", b".."} and not reserved
+    wrong = reserved or name in {b".", b".."} or b"/" in name or b"\0" in name
+    return 0 < len(name) <= NAME_MAX and not wrong
 
 
 def _check_name(name: bytes) -> None:

@@ -11,6 +11,7 @@ mover computes the digest of an object that only RAM has.
 - If the index has another object by the name, this node keeps its own to itself (`conflict`). But
   an object that is not fresh goes if the other one is later. If a program unlinks, renames or
   rewrites an object in conflict, the other one loses the name for all nodes.
+- If a program changes mode or owner of an object, they replace those in the index.
 - An object that was written since the daemon's start is *fresh* until the index has it. Only a
   fresh one, or a later one, may take a name that was unlinked.
 
@@ -135,6 +136,8 @@ class Announcer:
         self._flushed: dict[int, float] = {}
         self._told: dict[int, _Told] = {}
         self._taken: set[int] = set()  # lost a name here, and the index does not have the next one
+        # Modes and owners before the present changes, also of objects that only other nodes have
+        self._attributes: dict[int, tuple[int, int, int]] = {}
         self._others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
         self._began_ns = time.time_ns() - CLOCK_STEP_NS
         self._telling_since = math.inf  # trio's time of the oldest change in this turn
@@ -161,11 +164,15 @@ class Announcer:
         """Learn of a record that is about to change."""
         if not inode.is_file:
             return
-        if inode.ino not in self._told and self._may_be_indexed(inode):
-            known = self.ledger.catalog.inode(inode.ino)
-            if known is not None:
-                self._note_told(known, shared=self.entries.is_shared(known))
-        self.announce(inode.ino)
+        ino = inode.ino
+        tells = ino not in self._told and self._may_be_indexed(inode)
+        notes = inode.sealed and ino not in self._attributes
+        known = self.ledger.catalog.inode(ino) if tells or notes else None
+        if notes and known is not None:
+            self._attributes[ino] = _attributes(known)
+        if tells and known is not None:
+            self._note_told(known, shared=self.entries.is_shared(known))
+        self.announce(ino)
 
     def _may_be_indexed(self, inode: Inode) -> bool:
         """Whether the index may have an object, perhaps since before the daemon's start."""
@@ -379,12 +386,14 @@ class Announcer:
     async def _turn(self, inos: Sequence[int]) -> None:
         """Tell the index of some objects. Raises IndexDownError; then they are told again."""
         told = {ino: self._told.pop(ino) for ino in inos if ino in self._told}
+        before = {ino: self._attributes.pop(ino) for ino in inos if ino in self._attributes}
         dropped = self._withdrawn & told.keys()
         self._withdrawn -= dropped
         self._in_turn.update(dict.fromkeys(inos, ""))
         try:
-            await self._tell(inos, told, dropped)
+            await self._tell(inos, told, dropped, before)
         except IndexDownError:
+            self._attributes.update(before)
             self._told.update(told)  # the index knows these, and none of the later states
             self._withdrawn |= dropped
             raise
@@ -392,11 +401,16 @@ class Announcer:
             self._in_turn.clear()
 
     async def _tell(
-        self, inos: Sequence[int], told: Mapping[int, _Told], dropped: Collection[int]
+        self,
+        inos: Sequence[int],
+        told: Mapping[int, _Told],
+        dropped: Collection[int],
+        attributes: Mapping[int, tuple[int, int, int]],
     ) -> None:
         """Take back what is not true any more, and then announce what is.
 
         told: the announced states before the changes. dropped: those that kvfs itself dropped.
+        attributes: modes and owners before the changes.
         """
         gone: dict[int, _Told] = {}
         here: set[int] = set()
@@ -418,9 +432,14 @@ class Announcer:
             wanted = None if inode is None else self._wanted(inode)
             if before is not None and ino in self.announced and ino not in gone:
                 left += [] if stays and wanted is not None else [before.key]
+            changed = (
+                inode is not None and ino in attributes and attributes[ino] != _attributes(inode)
+            )
             if inode is not None and wanted is not None:
-                new.append((ino, wanted))
+                new.append((ino, wanted._replace(changed=changed)))
                 self._in_turn[ino] = wanted.key
+            elif inode is not None and inode.in_pool and changed:
+                self._attributes.setdefault(ino, attributes[ino])  # told with the copy
         unlinked = await self.index.unlink([before.indexed for before in gone.values()])
         await self._unlist([before.key for before in gone.values()], unlinked)
         for ino, before in told.items():
@@ -458,6 +477,7 @@ class Announcer:
         """Forget an object that is not here any more, of which the index knows."""
         for known in (self.fetched, self._earlier, self._others):
             known.pop(ino, None)
+        self._attributes.pop(ino, None)
         self._taken.discard(ino)
 
     def _wanted(self, inode: Inode) -> Announcement | None:
@@ -623,3 +643,7 @@ class Announcer:
         if names:
             self._listed.clear()
         await self.index.unlist_names(names)
+
+
+def _attributes(inode: Inode) -> tuple[int, int, int]:
+    return inode.mode, inode.uid, inode.gid

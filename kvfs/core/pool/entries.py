@@ -84,9 +84,13 @@ class PoolEntries:
         found = self.keys.folder(*called[:2], called.path.rpartition(b"/")[0])
         return found if len(found) <= KEY_MAX else None
 
-    def name_of(self, text: str) -> bytes | None:
-        """The name that a listing shows, without the slash of a directory; None for no name."""
-        return unescape(text.removesuffix("/")) or None
+    def name_of(self, parent: int, text: str) -> bytes | None:
+        """The name that a listing shows, without the slash of a directory.
+
+        None for a name that no program could make in the directory `parent`.
+        """
+        name = unescape(text.removesuffix("/"))
+        return name if name is not None and is_name(name, parent) else None
 
     def folder_of(self, key: str) -> tuple[str, str] | None:
         """The folder that lists a key, and its name there; None for the key of a long name."""
@@ -154,8 +158,10 @@ class PoolEntries:
         version: of a top-level directory; a greater one than 1 makes it a namespace.
         """
         directory = self._directory(parent)
-        if directory is None or self.catalog.lookup(parent, name) is not None:
-            return directory is not None
+        if directory is None or not is_name(name, parent):
+            return False
+        if self.catalog.lookup(parent, name) is not None:
+            return True
         settings = None
         if directory.ino == ROOT_INO:
             text = name.decode("utf-8", "surrogateescape")
@@ -217,7 +223,7 @@ def facts_of(inode: Inode, model: str) -> Facts:
 
 
 def _describe(inode: Inode, facts: Facts) -> None:
-    inode.mode = stat.S_IFREG | facts.mode
+    inode.mode = stat.S_IFREG | (facts.mode & 0o777)  # no set-user-id by a client of the index
     inode.uid, inode.gid = facts.uid, facts.gid
     inode.size, inode.blocks = facts.size, -(-facts.size // 4096) * 8
     inode.mtime_ns = inode.backing_mtime_ns = facts.mtime_ns

@@ -74,7 +74,7 @@ class PoolListing:
             new = {
                 f"{folder}{text}": name
                 for text in page
-                if (name := self.entries.name_of(text)) is not None
+                if (name := self.entries.name_of(ino, text)) is not None
                 and self.entries.catalog.lookup(ino, name) is None
             }
             objects = [key for key in new if not key.endswith("/")]

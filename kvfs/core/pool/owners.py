@@ -27,6 +27,8 @@ async def owners(lookup: PoolLookup, inode: Inode, wait: float) -> dict[str, Any
     key = lookup.entries.key(inode)
     if key is None:
         return _described("none", why="its name is of this node only")
+    if inode.sparse:
+        return _described("none", why="not announced: mostly holes")
     with trio.move_on_after(wait):
         try:
             return await _ask(lookup, inode, key, wait)

@@ -7,7 +7,6 @@ no look found a lease of its node in that life. An address comes from a lease on
 an entry of the index cannot lead kvfs elsewhere.
 """
 
-import ipaddress
 import logging
 import math
 import random
@@ -21,6 +20,7 @@ from typing import Any
 import trio
 
 from kvfs.core.pool.news import News
+from kvfs.pool import addresses
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import PATIENCE, Index, Lease, Life, Owner, PoolEntry
 
@@ -233,9 +233,4 @@ class Peers:
 
 def is_address(text: str) -> bool:
     """Whether a text is IP:PORT; an empty text is the address of a node that serves nobody."""
-    host, _, port = text.rpartition(":")
-    try:
-        ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return not text
-    return port.isdecimal() and 0 < int(port) < 1 << 16
+    return not text or addresses.parse(text) is not None

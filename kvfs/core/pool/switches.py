@@ -88,10 +88,17 @@ class NamespaceSwitches:
         self._find_directories()
         names = list(self._shared())
         told = await self.index.switches([_key(name) for name in names])
-        ours = self._shared()  # as they are now
+        ours, failures = self._shared(), list[KvfsError]()  # as they are now
         for name, switch in zip(names, told, strict=True):
             if name in ours and name not in self._dropped:
-                await self._follow(name, ours[name], switch)
+                try:
+                    await self._follow(name, ours[name], switch)
+                except IndexDownError:
+                    raise
+                except KvfsError as error:  # the other namespaces follow
+                    failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _find_directories(self) -> None:
         """Look at entries of the top that are new."""
