@@ -134,6 +134,7 @@ class Dispatcher:
             self.pool = pool.Pool(member, transfers, room, tree, urgent or movers, self._jobs)
             self._tasks.append(self.pool.run)
             live.observe("pool_wait", partial(setattr, self.pool.fetcher, "wait"))
+            live.observe("pool_copies", self.pool.set_copies)
         fetchers = [one for one in (self.hydration, self.pool and self.pool.fetcher) if one]
         if fetchers:
             self.prefetch = Prefetch(ledger, fetchers)

@@ -4,6 +4,7 @@
     POOL:d:FOLDER  set: names in a directory of the pool, with a slash behind a directory's
     POOL:n:NODE    string with an expiry: the lease of a node
     POOL:v:NAME    hash: `version` of a namespace, and `dropped`: a random number of its last drop
+    POOL:h:NODE    set with an expiry: objects that a node is to take over (`kvfs.pool.offers`)
     POOL:nodes     hash: when each node was last seen, in seconds
     POOL:epoch     string: a new one after the index has lost its data
     POOL:format    string: 1
@@ -235,13 +236,13 @@ class Index:
     ) -> list[PoolEntry | GoneEntry | None]:
         """Return the entries of these objects."""
         named = [self._object(key) for key in keys]
-        replies = await self._ask([(name, ("HGETALL", name)) for name in named], patience)
+        replies = await self.ask([(name, ("HGETALL", name)) for name in named], patience)
         return [read_entry(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
     async def held(self, keys: Sequence[str]) -> list[Held | None]:
         """Return sizes and owners of these objects, in a tenth of the time that `find` takes."""
         named = [self._object(key) for key in keys]
-        replies = await self._ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
+        replies = await self.ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
         return [_read_held(reply) for reply in replies]
 
     async def look(self, key: str, folder: str) -> tuple[PoolEntry | GoneEntry | None, bool]:
@@ -250,24 +251,24 @@ class Index:
         commands: list[tuple[str, Command]] = [(name, ("HGETALL", name))]
         if folder:
             commands.append((listed, ("EXISTS", listed)))
-        reply, *exists = await self._ask(commands, PATIENCE)
+        reply, *exists = await self.ask(commands, PATIENCE)
         return read_entry(key, reply), exists == [1]
 
     async def names(self, folder: str) -> list[str]:
         """The names that the index lists in a directory; some may be gone."""
         listed = self._folder(folder)
-        (reply,) = await self._ask([(listed, ("SMEMBERS", listed))], LONG)
+        (reply,) = await self.ask([(listed, ("SMEMBERS", listed))], LONG)
         return sorted(_text(one) for one in reply) if isinstance(reply, list) else []
 
     async def leases(self, nodes: Sequence[str], *, patience: float = LONG) -> list[Lease | None]:
         """The leases of these nodes; None of a node that is not alive."""
         named = [self._lease(node) for node in nodes]
-        replies = await self._ask([(name, ("GET", name)) for name in named], patience)
+        replies = await self.ask([(name, ("GET", name)) for name in named], patience)
         return [_read_lease(node, reply) for node, reply in zip(nodes, replies, strict=True)]
 
     async def nodes(self) -> dict[str, float]:
         """The nodes that were ever seen, and when: seconds by the clock of each."""
-        (reply,) = await self._ask([(f"{self.pool}nodes", ("HGETALL", f"{self.pool}nodes"))], LONG)
+        (reply,) = await self.ask([(f"{self.pool}nodes", ("HGETALL", f"{self.pool}nodes"))], LONG)
         return {node: float(seen) for node, seen in _pairs(reply).items() if _is_number(seen)}
 
     # Announcements
@@ -284,7 +285,7 @@ class Index:
             owner = (f"@{one.owner.node}", " ".join(one.owner[1:]))
             how = ("new" if one.fresh else "again", *_dated(one.facts.digest, one.facts.mtime_ns))
             commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, *words)))
-        replies = await self._ask(commands, LONG)
+        replies = await self.ask(commands, LONG)
         return [_announced(reply) for reply in replies]
 
     async def withdraw(self, node: str, keys: Sequence[str]) -> list[bool]:
@@ -293,7 +294,7 @@ class Index:
         commands: list[tuple[str, Command]] = [
             (name, ("EVAL", WITHDRAW, 1, name, f"@{node}", GONE_S)) for name in named
         ]
-        return [_text(reply) == "gone" for reply in await self._ask(commands, LONG)]
+        return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
     async def unlink(self, gone: Sequence[Unlinked], remembered: int = GONE_S) -> None:
         """Say that these objects, and earlier ones, were unlinked or replaced, for all nodes.
@@ -305,19 +306,15 @@ class Index:
         for one in gone:
             name, dated = self._object(one.key), _dated(one.digest, one.mtime_ns)
             commands.append((name, ("EVAL", UNLINK, 1, name, *dated, remembered, GONE_S)))
-        await self._ask(commands, LONG)
+        await self.ask(commands, LONG)
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Add names (folder, name) to the listings."""
-        await self._ask(
-            [(at := self._folder(one), ("SADD", at, name)) for one, name in names], LONG
-        )
+        await self.ask([(at := self._folder(one), ("SADD", at, name)) for one, name in names], LONG)
 
     async def unlist_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Remove names (folder, name) from the listings."""
-        await self._ask(
-            [(at := self._folder(one), ("SREM", at, name)) for one, name in names], LONG
-        )
+        await self.ask([(at := self._folder(one), ("SREM", at, name)) for one, name in names], LONG)
 
     # Namespaces
 
@@ -326,13 +323,13 @@ class Index:
         keys = [self._version(name) for name in names]
         return [
             _read_switch(reply)
-            for reply in await self._ask([(key, ("HGETALL", key)) for key in keys], LONG)
+            for reply in await self.ask([(key, ("HGETALL", key)) for key in keys], LONG)
         ]
 
     async def set_version(self, name: str, version: int) -> None:
         """Tell all nodes the version of a namespace, unless they have a greater one."""
         key = self._version(name)
-        await self._ask([(key, ("EVAL", VERSION, 1, key, version))], LONG)
+        await self.ask([(key, ("EVAL", VERSION, 1, key, version))], LONG)
 
     async def drop_namespace(self, name: str, token: str) -> None:
         """Tell all nodes that a namespace was dropped. Versions begin anew."""
@@ -341,7 +338,7 @@ class Index:
             (key, ("HSET", key, "dropped", token)),
             (key, ("HDEL", key, "version")),
         ]
-        await self._ask(commands, LONG)
+        await self.ask(commands, LONG)
 
     # Nodes
 
@@ -352,7 +349,7 @@ class Index:
         """
         told = json.dumps({name: value for name, value in asdict(lease).items() if name != "node"})
         name, at = self._lease(lease.node), f"{self.pool}epoch"
-        *_, found = await self._ask(
+        *_, found = await self.ask(
             [
                 (name, ("SET", name, told, "EX", LEASE_S)),
                 (f"{self.pool}nodes", ("HSET", f"{self.pool}nodes", lease.node, f"{now:.0f}")),
@@ -367,12 +364,12 @@ class Index:
     async def leave(self, node: str) -> None:
         """End a node's lease, and forget the node."""
         name, nodes = self._lease(node), f"{self.pool}nodes"
-        await self._ask([(name, ("DEL", name)), (nodes, ("HDEL", nodes, node))], LONG)
+        await self.ask([(name, ("DEL", name)), (nodes, ("HDEL", nodes, node))], LONG)
 
     async def expect_usable(self) -> None:
         """Raises ConfigError if the index is not a Redis of this format, or is too old."""
         key = f"{self.pool}format"
-        told, found = await self._ask([(key, ("INFO", "server")), (key, ("GET", key))], LONG)
+        told, found = await self.ask([(key, ("INFO", "server")), (key, ("GET", key))], LONG)
         version = re.search(r"redis_version:(\d+)\.(\d+)", _text(told))
         if version is None:
             raise ConfigError(f"pool={self.servers.place}: expected a Redis or Valkey server there")
@@ -401,7 +398,7 @@ class Index:
     def _lease(self, node: str) -> str:
         return f"{self.pool}n:{node}"
 
-    async def _ask(self, commands: Sequence[tuple[str, Command]], patience: float) -> list[Reply]:
+    async def ask(self, commands: Sequence[tuple[str, Command]], patience: float) -> list[Reply]:
         """Ask the servers. Raises IndexDownError, also for an error reply: a full memory, say."""
         if not commands:
             return []

@@ -84,9 +84,24 @@ class Peers:
         me = self.me()
         if any(one.node == me.node and one.incarnation == me.incarnation for one in owners):
             return True
-        others = [one for one in owners if one.node != me.node and not self._is_out(one.node)]
+        return await self.others_have(owners)
+
+    async def others_have(self, owners: Sequence[Owner]) -> bool:
+        """Whether a peer that may be asked has an object. Raises IndexDownError."""
+        mine = self.me().node
+        others = [one for one in owners if one.node != mine and not self._is_out(one.node)]
         await self._look([one.node for one in others])
         return any(self._serves(one) is not None for one in others)
+
+    async def leases(self, nodes: Iterable[str]) -> list[Lease]:
+        """The leases of those nodes that live, serve and did not fail lately.
+
+        Raises IndexDownError.
+        """
+        asked = [one for one in nodes if not self._is_out(one)]
+        await self._look(asked)
+        found = [self._leases[one][1] for one in asked if one in self._leases]
+        return [lease for lease in found if lease is not None and lease.address]
 
     async def usable(
         self, entry: PoolEntry, *, patience: float = PATIENCE
