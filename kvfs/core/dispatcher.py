@@ -177,6 +177,8 @@ class Dispatcher:
         """Begin no more work for which no caller waits: the mount ends."""
         if self.prefetch is not None:
             self.prefetch.end()
+        if self.pool is not None:
+            self.pool.set_copies("drop")
         self.warm.cancel_all()
         self.scrub.stop()
 

@@ -2,10 +2,10 @@
 
 Contract: synchronous, and changes nothing. Each tier has a *margin*: a SHARE-th of it, MARGIN_MOST
 at most. A tier with less free room than its margin has objects that go next: as many as fill the
-rest of the margin. They are a guess. Each namespace has its part by its bytes in the tier, though
-the one with the greatest rank gives first. An object that another tier has as well is not dropped,
-so it is left out. At most LOOKED objects of a tier are looked at. Not for choosing a victim
-(`Victims`), nor for what goes for a quota, a lifetime or a command.
+rest of the margin. They are a guess. Each namespace has its part by its bytes that may be dropped
+from the tier, though the one with the greatest rank gives first. An object that another tier has as
+well is not dropped, so it is left out. At most LOOKED objects of a tier are looked at. Not for
+choosing a victim (`Victims`), nor for what goes for a quota, a lifetime or a command.
 """
 
 from collections.abc import Iterator
@@ -79,14 +79,22 @@ class Ahead:
         return free + sum(0 if one.settings.pin else one.doubled_bytes for one in spaces)
 
     def _of_tier(self, tier: Tier, missing: int) -> list[Inode]:
-        spaces = [one for one in self.ledger.namespaces if one.held[tier.name] > 0]
-        held = sum(one.held[tier.name] for one in spaces)
+        able = {one: self._droppable(one, tier) for one in self.ledger.namespaces}
+        all_bytes = sum(able.values())
         found: list[Inode] = []
-        for space in spaces:
-            share = missing * space.held[tier.name] / held
-            most = max(1, LOOKED * space.held[tier.name] // held)
-            found += self._of_space(space, tier, share, most)
+        for space, size in able.items():
+            if size > 0:
+                most = max(1, LOOKED * size // all_bytes)
+                found += self._of_space(space, tier, missing * size / all_bytes, most)
         return found
+
+    def _droppable(self, space: Namespace, tier: Tier) -> int:
+        """The bytes of a tier that an eviction may drop from a namespace."""
+        if space.gives_nothing:
+            return 0
+        if space.ram_only in self._orders(space, tier) or tier is self.ledger.tiers.nvme:
+            return space.held[tier.name]
+        return sum(space.refused.values())
 
     def _of_space(self, space: Namespace, tier: Tier, share: float, most: int) -> Iterator[Inode]:
         """Yield the objects that fill `share` bytes, of the first `most` in their orders."""

@@ -7,10 +7,10 @@ offers the others: to the node with the most room, of SAMPLE nodes. An offer tha
 within OFFER_S is over, and the object is offered again AGAIN_S later. At most OFFERED objects and
 OFFERED_BYTES are on offer.
 
-An object is not offered if the bucket has it, its namespace has `pool=off`, or the index does not
-know it from here. Nor is a copy from another node that no program here has opened, so no object
-goes to and fro. The read of a node that takes an object over is no use of it (`leaves`), so what
-was handed over still goes first here.
+An object is not offered if the bucket has it or is to get it, its namespace has `pool=off`, or the
+index does not know it from here. Nor is a copy from another node that no program here has opened,
+so no object goes to and fro. The read of a node that takes an object over is no use of it
+(`leaves`), so what was handed over still goes first here.
 """
 
 import logging
@@ -114,12 +114,14 @@ class Offering:
             one = inode.ino, inode.version
             if one not in self._settled and (key := self._key(inode)) is not None:
                 found[one] = key, self.ahead.lowest.cost(inode.blocks)
+                if len(found) == OFFERED:
+                    break
         return found
 
     def _key(self, inode: Inode) -> str | None:
         """The key of an object that may be offered; None for any other."""
         space = self.ledger.namespaces.of(inode)
-        if inode.in_bucket or not self.entries.is_shared(inode):
+        if inode.in_bucket or inode.ino in self.ledger.dirty or not self.entries.is_shared(inode):
             return None
         if self.announcer.announced.get(inode.ino) != inode.version:
             return None
@@ -162,7 +164,7 @@ class Offering:
             self._offered |= taken  # before the call: a reply that is lost changes nothing
             await self.offers.offer(node, [offer.key for offer in taken.values()])
 
-    async def _roomiest(self) -> tuple[str, int]:
+    async def _roomiest(self) -> tuple[str, float]:
         """The node with the most room, and its room without what it is offered already.
 
         Raises IndexDownError.
@@ -175,6 +177,7 @@ class Offering:
         offered: Counter[str] = Counter()
         for offer in self._offered.values():
             offered[offer.node] += offer.cost
-        rooms = {lease.node: int(lease.room) - offered[lease.node] for lease in able}
+        # A client of the index could tell any number, even an infinite one.
+        rooms = {lease.node: lease.room - offered[lease.node] for lease in able}
         node = max(rooms, key=lambda one: rooms[one], default="")
         return node, rooms.get(node, 0)

@@ -74,14 +74,19 @@ class Taking:
 
     async def run(self) -> None:
         """Take what is offered, for ever."""
+        keys: list[str] = []
         while True:
-            await trio.sleep(LOOK_S)
+            if len(keys) < AT_ONCE:
+                await trio.sleep(LOOK_S)
+            keys = []
             if not self.room or not self.lookup.may_ask():
                 continue
             try:
-                for key in await self.offers.take(self.peers.me().node, AT_ONCE):
+                keys = await self.offers.take(self.peers.me().node, AT_ONCE)
+                for key in keys:
                     await trio.sleep(await self._take(key) / RATE)
             except KvfsError as error:
+                keys = []
                 log.debug("no objects are taken over for a moment: %s", error)
 
     async def _take(self, key: str) -> int:
