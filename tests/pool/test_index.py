@@ -14,6 +14,7 @@ from kvfs.errors import ConfigError
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import Announcement, GoneEntry, Index, Lease, Owner, PoolEntry, Unlinked
+from kvfs.pool.offers import MOST, OFFER_S, Offers
 from kvfs.pool.place import PoolPlace
 from kvfs.pool.servers import Servers
 from kvfs.s3.facts import Facts
@@ -91,6 +92,25 @@ def test_what_is_announced_is_found(port: int) -> None:
             assert y.owners == (Owner(A, LIFE, "ram", "1f.1"),)
             assert z is None
             assert await other.find(["@0/x"]) == [None]
+
+    trio.run(case)
+
+
+def test_offers_are_few_and_each_is_taken_once(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "offers") as one:
+            offers = Offers(one)
+            assert await offers.take(A, 10) == []
+            keys = [f"@0/{number}" for number in range(2 * MOST)]
+            await offers.offer(A, keys[:5])
+            await offers.offer(A, keys[5:])
+            taken = await offers.take(A, 10)
+            assert len(taken) == 10
+            assert 0 < redis.Redis(port=port).ttl(f"kvfs:offers:h:{A}") <= OFFER_S
+            taken += await offers.take(A, 2 * MOST)
+            assert len(set(taken)) == len(taken) == MOST
+            assert set(keys[:5]) <= set(taken) <= set(keys)
+            assert await offers.take(A, 10) == await offers.take(B, 10) == []
 
     trio.run(case)
 
