@@ -223,6 +223,11 @@ class Config:
     pool_wait: float = _hot(
         SECONDS, "longest wait of an open for the other nodes of the pool", default=2.0
     )
+    pool_copies: Literal["drop", "keep"] = _hot(
+        choice("drop", "keep"),
+        "keep: offer the pool's last copy of an object to another node before it is evicted",
+        default="drop",
+    )
     pool_required: bool = described(
         SWITCH, "refuse to mount while the index of the pool does not answer", default=True
     )

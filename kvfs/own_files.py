@@ -59,9 +59,10 @@ def read(path: Path, expected: str, cure: str, *, secret: bool = False) -> str |
         text = None
     if text is not None and len(content) <= LIMIT:
         return text
+    if secret and text is None:
+        raise ConfigError(f"{path} is no UTF-8 text, expected {expected}: {cure}")
     if secret:
-        why = "is no UTF-8 text" if text is None else f"has more than {LIMIT} bytes"
-        raise ConfigError(f"{path} {why}, expected {expected}: {cure}")
+        raise ConfigError(f"{path} has more than {LIMIT} bytes, expected {expected}: {cure}")
     raise wrong(path, content, expected, cure)
 
 

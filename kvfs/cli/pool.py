@@ -45,6 +45,9 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "fetched", f"{counters['fetched']} objects, {human(counters['fetched_bytes'])}"
     if "served" in counters:
         yield "served", f"{counters['served']} reads, {human(counters['served_bytes'])}"
+    if "handed_over" in counters:
+        yield "handed over", f"{counters['handed_over']} objects"
+        yield "taken over", f"{counters['taken_over']} objects"
     if "hits" in found:
         yield "opens by a fetch", str(found["hits"])
     yield "failed requests", str(counters["failed"])

@@ -136,6 +136,7 @@ class Dispatcher:
             )
             self._tasks.append(self.pool.run)
             live.observe("pool_wait", partial(setattr, self.pool.fetcher, "wait"))
+            live.observe("pool_copies", self.pool.set_copies)
         if self.pool is not None and self.uploader and self.bucket_listing:
             self.uploader.stands = self.pool.recheck.stands
             self.bucket_listing.doubted = self.pool.listing.doubted
@@ -182,6 +183,8 @@ class Dispatcher:
         """Begin no more work for which no caller waits: the mount ends."""
         if self.prefetch is not None:
             self.prefetch.end()
+        if self.pool is not None:
+            self.pool.set_copies("drop")
         self.warm.cancel_all()
         self.scrub.stop()
 

@@ -647,6 +647,14 @@ METRICS = (
         *("kvfs_pool_fetch_seconds", "histogram", ()),
         *("Seconds from the beginning to the end of an object's fetch.", _fetch_seconds),
     ),
+    _pool_counter(
+        "objects_handed_over",
+        "Objects that another node took over before their eviction here.",
+        "handed_over",
+    ),
+    _pool_counter(
+        "objects_taken_over", "Objects taken over from nodes that evict them.", "taken_over"
+    ),
     _pool_counter("served_requests", "Reads of objects here by other nodes.", "served"),
     _pool_counter("served_bytes", "Bytes of objects sent to other nodes.", "served_bytes"),
     _pool_counter(

@@ -4,6 +4,7 @@
     POOL:d:FOLDER  set: names in a directory of the pool, with a slash behind a directory's
     POOL:n:NODE    string with an expiry: the lease of a node
     POOL:v:NAME    hash: `version` of a namespace, and `dropped`: a random number of its last drop
+    POOL:h:NODE    set with an expiry: objects that a node is to take over (`kvfs.pool.offers`)
     POOL:nodes     hash: when each node was last seen, in seconds
     POOL:names     hash: the host and the mount point of each node, also of one without a lease
     POOL:epoch     string: a new one after the index has lost its data
@@ -289,7 +290,7 @@ class Index:
     ) -> list[PoolEntry | GoneEntry | None]:
         """Return the entries of these objects."""
         named = [self._object(key) for key in keys]
-        replies = await self._ask([(name, ("HGETALL", name)) for name in named], patience)
+        replies = await self.ask([(name, ("HGETALL", name)) for name in named], patience)
         return [read_entry(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
     async def held(
@@ -301,10 +302,10 @@ class Index:
         """
         named = [self._object(key) for key in keys]
         if nodes is None:
-            replies = await self._ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
+            replies = await self.ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
             return [_read_held(words[::2], words[1::2]) for words in map(_words, replies)]
         fields = ("kvfs-size", *(f"@{node}" for node in nodes))
-        replies = await self._ask([(name, ("HMGET", name, *fields)) for name in named], PATIENCE)
+        replies = await self.ask([(name, ("HMGET", name, *fields)) for name in named], PATIENCE)
         asked = [field.encode() for field in fields]
         values = (reply if isinstance(reply, list) else [] for reply in replies)
         return [_read_held(asked, one) for one in values]
@@ -322,20 +323,20 @@ class Index:
             commands.append((listed, ("EXISTS", listed)))
         if namespace:
             commands.append((at, ("HGETALL", at)))
-        reply, *more = await self._ask(commands, PATIENCE)
+        reply, *more = await self.ask(commands, PATIENCE)
         version = _read_switch(more.pop()).version if namespace else 0
         return read_entry(key, reply), more == [1], version
 
     async def have_names(self, folders: Sequence[str], *, patience: float = LONG) -> list[bool]:
         """Return which of these directories have names."""
         named = [self._folder(folder) for folder in folders]
-        replies = await self._ask([(name, ("EXISTS", name)) for name in named], patience)
+        replies = await self.ask([(name, ("EXISTS", name)) for name in named], patience)
         return [reply == 1 for reply in replies]
 
     async def names(self, folder: str) -> list[str]:
         """The names that the index lists in a directory; some may be gone."""
         listed = self._folder(folder)
-        (reply,) = await self._ask([(listed, ("SMEMBERS", listed))], LONG)
+        (reply,) = await self.ask([(listed, ("SMEMBERS", listed))], LONG)
         found: list[str] = []
         for start in range(0, len(reply) if isinstance(reply, list) else 0, STEP):
             page = reply[start : start + STEP]
@@ -346,12 +347,12 @@ class Index:
     async def leases(self, nodes: Sequence[str], *, patience: float = LONG) -> list[Lease | None]:
         """The leases of these nodes; None of a node that is not alive."""
         named = [self._lease(node) for node in nodes]
-        replies = await self._ask([(name, ("GET", name)) for name in named], patience)
+        replies = await self.ask([(name, ("GET", name)) for name in named], patience)
         return [_read_lease(node, reply) for node, reply in zip(nodes, replies, strict=True)]
 
     async def nodes(self) -> dict[str, float]:
         """The nodes that were ever seen, and when: seconds by the clock of each."""
-        (reply,) = await self._ask([(f"{self.pool}nodes", ("HGETALL", f"{self.pool}nodes"))], LONG)
+        (reply,) = await self.ask([(f"{self.pool}nodes", ("HGETALL", f"{self.pool}nodes"))], LONG)
         return {
             node: float(seen)
             for node, seen in _pairs(reply).items()
@@ -360,7 +361,7 @@ class Index:
 
     async def node_names(self) -> dict[str, tuple[str, str]]:
         """The host and the mount point of each node that was ever seen, as it told them."""
-        (reply,) = await self._ask([(f"{self.pool}names", ("HGETALL", f"{self.pool}names"))], LONG)
+        (reply,) = await self.ask([(f"{self.pool}names", ("HGETALL", f"{self.pool}names"))], LONG)
         found = ((node, _NAME.fullmatch(text)) for node, text in _pairs(reply).items())
         return {node: (name[1], name[2]) for node, name in found if name is not None}
 
@@ -379,7 +380,7 @@ class Index:
             attributes = "changed" if one.changed else "same"
             how = ("new" if one.fresh else "again", *_dated(one.facts.digest, one.facts.mtime_ns))
             commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, attributes, *words)))
-        replies = await self._ask(commands, LONG)
+        replies = await self.ask(commands, LONG)
         return [_announced(reply) for reply in replies]
 
     async def withdraw(self, node: str, keys: Sequence[str]) -> list[bool]:
@@ -388,7 +389,7 @@ class Index:
         commands: list[tuple[str, Command]] = [
             (name, ("EVAL", WITHDRAW, 1, name, f"@{node}", GONE_S)) for name in named
         ]
-        return [_text(reply) == "gone" for reply in await self._ask(commands, LONG)]
+        return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
     async def forget_owners(self, key: str, owners: Iterable[Owner]) -> bool:
         """Remove owners that have these very values yet. Returns whether the object has gone."""
@@ -397,7 +398,7 @@ class Index:
             (name, ("EVAL", WITHDRAW, 1, name, f"@{one.node}", GONE_S, _owner_value(one)))
             for one in owners
         ]
-        return any(_text(reply) == "gone" for reply in await self._ask(commands, LONG))
+        return any(_text(reply) == "gone" for reply in await self.ask(commands, LONG))
 
     async def unlink(self, gone: Sequence[Unlinked], remembered: int = GONE_S) -> list[bool]:
         """Say that these objects, and earlier ones, were unlinked or replaced, for all nodes.
@@ -409,19 +410,15 @@ class Index:
         for one in gone:
             name, dated = self._object(one.key), _dated(one.digest, one.mtime_ns)
             commands.append((name, ("EVAL", UNLINK, 1, name, *dated, remembered, GONE_S)))
-        return [_text(reply) == "gone" for reply in await self._ask(commands, LONG)]
+        return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Add names (folder, name) to the listings."""
-        await self._ask(
-            [(at := self._folder(one), ("SADD", at, name)) for one, name in names], LONG
-        )
+        await self.ask([(at := self._folder(one), ("SADD", at, name)) for one, name in names], LONG)
 
     async def unlist_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Remove names (folder, name) from the listings."""
-        await self._ask(
-            [(at := self._folder(one), ("SREM", at, name)) for one, name in names], LONG
-        )
+        await self.ask([(at := self._folder(one), ("SREM", at, name)) for one, name in names], LONG)
 
     # Namespaces
 
@@ -430,13 +427,13 @@ class Index:
         keys = [self._version(name) for name in names]
         return [
             _read_switch(reply)
-            for reply in await self._ask([(key, ("HGETALL", key)) for key in keys], LONG)
+            for reply in await self.ask([(key, ("HGETALL", key)) for key in keys], LONG)
         ]
 
     async def set_version(self, name: str, version: int) -> None:
         """Tell all nodes the version of a namespace, unless they have a greater one."""
         key = self._version(name)
-        await self._ask([(key, ("EVAL", VERSION, 1, key, version))], LONG)
+        await self.ask([(key, ("EVAL", VERSION, 1, key, version))], LONG)
 
     async def drop_namespace(self, name: str, token: str) -> None:
         """Tell all nodes that a namespace was dropped. Versions begin anew."""
@@ -445,7 +442,7 @@ class Index:
             (key, ("HSET", key, "dropped", token)),
             (key, ("HDEL", key, "version")),
         ]
-        await self._ask(commands, LONG)
+        await self.ask(commands, LONG)
 
     # Nodes
 
@@ -457,7 +454,7 @@ class Index:
         told = json.dumps({name: value for name, value in asdict(lease).items() if name != "node"})
         name, at = self._lease(lease.node), f"{self.pool}epoch"
         called = f"{lease.host}:{lease.mountpoint}".encode("utf-8", "backslashreplace")
-        *_, found = await self._ask(
+        *_, found = await self.ask(
             [
                 (name, ("SET", name, told, "EX", LEASE_S)),
                 (f"{self.pool}nodes", ("HSET", f"{self.pool}nodes", lease.node, f"{now:.0f}")),
@@ -480,12 +477,12 @@ class Index:
             (nodes, ("HDEL", nodes, node)),
             (names, ("HDEL", names, node)),
         ]
-        await self._ask(commands, LONG)
+        await self.ask(commands, LONG)
 
     async def expect_usable(self) -> None:
         """Raises ConfigError if the index is not a Redis of this format, or is too old."""
         key = f"{self.pool}format"
-        told, found = await self._ask([(key, ("INFO", "server")), (key, ("GET", key))], LONG)
+        told, found = await self.ask([(key, ("INFO", "server")), (key, ("GET", key))], LONG)
         version = _REDIS.search(_text(told))
         if version is None:
             raise ConfigError(f"pool={self.servers.place}: expected a Redis or Valkey server there")
@@ -514,7 +511,7 @@ class Index:
     def _lease(self, node: str) -> str:
         return f"{self.pool}n:{node}"
 
-    async def _ask(self, commands: Sequence[tuple[str, Command]], patience: float) -> list[Reply]:
+    async def ask(self, commands: Sequence[tuple[str, Command]], patience: float) -> list[Reply]:
         """Ask the servers. Raises IndexDownError, also for an error reply: a full memory, say.
 
         A key of another type than kvfs gives it has no reply: it must not hide all others.

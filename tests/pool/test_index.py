@@ -16,6 +16,7 @@ from kvfs.errors import ConfigError
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import Announcement, GoneEntry, Index, Lease, Owner, PoolEntry, Unlinked
+from kvfs.pool.offers import MOST, OFFER_S, Offers
 from kvfs.pool.place import PoolPlace
 from kvfs.pool.servers import Servers
 from kvfs.s3.facts import Facts
@@ -116,6 +117,25 @@ def test_only_changed_attributes_replace_those_of_an_object(port: int) -> None:
                 (found,) = await one.find(["@0/x"])
                 assert isinstance(found, PoolEntry)
                 assert found.facts == facts
+
+    trio.run(case)
+
+
+def test_offers_are_few_and_each_is_taken_once(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "offers") as one:
+            offers = Offers(one)
+            assert await offers.take(A, 10) == []
+            keys = [f"@0/{number}" for number in range(2 * MOST)]
+            await offers.offer(A, keys[:5])
+            await offers.offer(A, keys[5:])
+            taken = await offers.take(A, 10)
+            assert len(taken) == 10
+            assert 0 < redis.Redis(port=port).ttl(f"kvfs:offers:h:{A}") <= OFFER_S
+            taken += await offers.take(A, 2 * MOST)
+            assert len(set(taken)) == len(taken) == MOST
+            assert set(keys[:5]) <= set(taken) <= set(keys)
+            assert await offers.take(A, 10) == await offers.take(B, 10) == []
 
     trio.run(case)
 

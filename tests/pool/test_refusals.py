@@ -189,6 +189,11 @@ def test_address_that_others_cannot_reach(
     assert said in refused(options)
 
 
+def test_copies_that_kvfs_does_not_know(index: int, refused: Refused) -> None:
+    told = refused(at(index, "pool_copies=x"))
+    assert "option pool_copies=x: expected one of drop, keep" in told
+
+
 def test_port_that_is_taken(index: int, refused: Refused) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"

@@ -38,7 +38,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 POOL_COUNTERS = (
     *("lookups", "found", "absent_cached", "failures"),
-    *("fetched", "fetched_bytes", "failed"),
+    *("fetched", "fetched_bytes", "failed", "handed_over", "taken_over"),
     *("announced", "withdrawn", "unlinked", "conflicts", "stale"),
     *("served", "served_bytes", "served_failed", "reports_wrong"),
 )

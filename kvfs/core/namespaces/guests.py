@@ -46,6 +46,11 @@ class Guests:
         else:
             used[ino] = True
 
+    def is_unused(self, ino: int) -> bool:
+        """Whether an object is a guest that no program here has opened yet."""
+        used = self._find(ino)
+        return used is not None and not used[ino]
+
     def gone(self, ino: int) -> None:
         """Note that an object is gone, or has new bytes."""
         if (used := self._find(ino)) is not None:

@@ -75,7 +75,7 @@ class Follow:
             if inode is None:
                 return  # the next ones are of no use
             if inode.in_pool:
-                self._keep(ino)
+                self.keep(ino)
 
     async def _found(self, parent: int, name: bytes) -> int:
         """The inode number of a name, which is looked up if it is not known; 0 for none."""
@@ -84,7 +84,8 @@ class Follow:
         found = self.ledger.catalog.lookup(parent, name)
         return 0 if found is None else found.ino
 
-    def _keep(self, ino: int) -> None:
+    def keep(self, ino: int) -> None:
+        """Keep a name that the kernel does not know, until KEPT others have come."""
         self._kept[ino] = None
         self._kept.move_to_end(ino)
         if len(self._kept) > KEPT:

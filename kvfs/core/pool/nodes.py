@@ -54,6 +54,11 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    @property
+    def live(self) -> list[str]:
+        """The live nodes."""
+        return list(self._nodes)
+
     async def run(self) -> None:
         """Look again and again, for ever."""
         while True:

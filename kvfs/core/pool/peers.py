@@ -110,6 +110,16 @@ class Peers:
         await self._look({one.node for one in others})
         return {one for one in others if self._serves(one)} | {Life(me.node, me.incarnation)}
 
+    async def leases(self, nodes: Iterable[str]) -> list[Lease]:
+        """The leases of those nodes that live, serve and did not fail lately.
+
+        Raises IndexDownError.
+        """
+        asked = [one for one in nodes if not self._is_out(one)]
+        await self._look(asked)
+        found = [self._leases[one][1] for one in asked if one in self._leases]
+        return [lease for lease in found if lease is not None and lease.address]
+
     async def usable(
         self, entry: PoolEntry, *, patience: float = PATIENCE
     ) -> list[tuple[Owner, Lease]]:

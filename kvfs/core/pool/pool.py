@@ -15,6 +15,7 @@ from typing import Any
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.capacity.ahead import Ahead
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
 from kvfs.core.moves.transfers import TierTransfers
@@ -27,11 +28,13 @@ from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
 from kvfs.core.pool.nodes import Nodes, named
+from kvfs.core.pool.offering import Offering
 from kvfs.core.pool.owners import owners
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.reads import PeerReads
 from kvfs.core.pool.recheck import Recheck
 from kvfs.core.pool.switches import NamespaceSwitches
+from kvfs.core.pool.taking import Taking
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool import nginx
@@ -39,6 +42,7 @@ from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import Index, Lease
 from kvfs.pool.member import Membership
 from kvfs.pool.nginx import Nginx, Served
+from kvfs.pool.offers import Offers
 from kvfs.pool.servers import Servers
 
 log = logging.getLogger(__name__)
@@ -85,8 +89,11 @@ class Pool:
         self.ledger.tiers.has_afar = True
         self.nodes = Nodes(index, member.node, self._nodes_changed)
         self.lookup.few_nodes = self.nodes.few
+        ahead, offers = Ahead(room), Offers(index)
+        self.offering = Offering(ahead, self.announcer, self.nodes, offers)
+        self.taking = Taking(ahead, self.fetcher, self.follow, offers)
         self.ledger.latencies.add_origin(self.ledger.tiers.nodes.name)
-        self.reads = PeerReads(self.ledger, member.folder / "reports")
+        self.reads = PeerReads(self.ledger, member.folder / "reports", self.offering.leaves)
 
     def lease(self) -> Lease:
         """This node, as other nodes see it now."""
@@ -99,10 +106,15 @@ class Pool:
             host=member.host,
             machine=member.machine,
             mountpoint=member.mountpoint,
+            room=self.taking.room,
             objects=len(announcer.announced),
             bytes=announcer.bytes,
             lag_s=round(announcer.lag_s, 3),
         )
+
+    def set_copies(self, copies: str) -> None:
+        """Keep last copies in the pool, or drop them: the option `pool_copies`."""
+        self.offering.keep = self.taking.keep = copies == "keep"
 
     def _index_lost(self) -> None:
         self.announcer.announce_all()
@@ -132,6 +144,8 @@ class Pool:
             nursery.start_soon(self.announcer.run)
             nursery.start_soon(self.nodes.run)
             nursery.start_soon(self.switches.run)
+            nursery.start_soon(self.offering.run)
+            nursery.start_soon(self.taking.run)
             nursery.start_soon(self._keep_serving)
 
     async def _serve_once(self) -> None:
@@ -277,6 +291,8 @@ class Pool:
                 **self.fetcher.counters,
                 **self.announcer.counters,
                 **self.reads.counters,
+                **self.offering.counters,
+                **self.taking.counters,
             },
             "fetch_seconds": self.fetcher.seconds.describe(),
         }

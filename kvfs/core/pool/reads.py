@@ -2,8 +2,9 @@
 
 Contract: `run` makes the socket and reads it, as long as the mount. Without a socket it ends, and
 the node still serves. A read by another node is a use of the object, as an open is: the object goes
-last in its orders of eviction, and its time of access moves. It is no open of its namespace, so hit
-ratios leave it out. A turn of the loop takes at most AT_ONCE reports. nginx never waits: a report
+last in its orders of eviction, and its time of access moves. A read of an object that is handed
+over is no use (`leaves`). No read is an open of its namespace, so hit ratios leave it out. A turn
+of the loop takes at most AT_ONCE reports. nginx never waits: a report
 for which the socket has no room is lost, so the counts may be too low. A datagram that is no report
 is counted, and nothing else.
 """
@@ -12,7 +13,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from pathlib import Path
 
@@ -35,10 +36,11 @@ SENT = (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT)
 class PeerReads:
     """The reads of one mount's objects by other nodes."""
 
-    def __init__(self, ledger: Ledger, path: Path) -> None:
-        """path: of the socket, see `Served.reports`."""
+    def __init__(self, ledger: Ledger, path: Path, leaves: Callable[[Inode], bool]) -> None:
+        """path: of the socket, see `Served.reports`. leaves: whether an object is handed over."""
         self.ledger = ledger
         self.path = path
+        self.leaves = leaves
         self.counters = Counter(
             {"served": 0, "served_bytes": 0, "served_failed": 0, "reports_wrong": 0}
         )
@@ -73,7 +75,7 @@ class PeerReads:
             else:
                 self.counters["served"] += 1
                 self.counters["served_bytes"] += report.sent
-                if (inode := self._object(report)) is not None:
+                if (inode := self._object(report)) is not None and not self.leaves(inode):
                     used[inode.ino] = inode
         for inode in used.values():
             self.ledger.accounts.touch(inode)
