@@ -183,7 +183,7 @@ class PoolFetch:
             except NoFileError as error:
                 failures.append(str(error))
             except PeerError as error:
-                self.peers.failed(owner.node)
+                self.peers.failed(owner.node, str(error))
                 self.counters["failed"] += 1
                 failures.append(str(error))
             else:

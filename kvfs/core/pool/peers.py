@@ -11,7 +11,6 @@ import logging
 import math
 import random
 import secrets
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -191,12 +190,9 @@ class Peers:
         failing = self._failures.get(node)
         return failing is not None and trio.current_time() < failing.until
 
-    def failed(self, node: str) -> None:
-        """Note that a peer did not give an object: it is not asked for a while.
-
-        Called while its error is handled.
-        """
-        now, why = trio.current_time(), str(sys.exc_info()[1] or "")[:WHY_MOST]
+    def failed(self, node: str, why: str) -> None:
+        """Note that a peer did not give an object: it is not asked for a while."""
+        now, why = trio.current_time(), why[:WHY_MOST]
         first = node not in self._failures
         failing = self._failures.setdefault(node, _Failing(now))
         failing.at, failing.why = now, why
