@@ -60,8 +60,8 @@ def read(path: Path, expected: str, cure: str, *, secret: bool = False) -> str |
     if text is not None and len(content) <= LIMIT:
         return text
     if secret:
-        why = "is no UTF-8 text" if text is None else f"has more than {LIMIT} bytes"
-        raise ConfigError(f"{path} {why}, expected {expected}: {cure}")
+        why = "bytes that are no UTF-8" if text is None else f"more than {LIMIT} bytes"
+        raise ConfigError(f"{path} has {why}, expected {expected}: {cure}")
     raise wrong(path, content, expected, cure)
 
 
