@@ -60,7 +60,7 @@ def read(path: Path, expected: str, cure: str, *, secret: bool = False) -> str |
     if text is not None and len(content) <= LIMIT:
         return text
     if secret and text is None:
-        raise ConfigError(f"{path} is no UTF-8 text, expected {expected}: {cure}")
+        raise ConfigError(f"{path} has bytes that are no UTF-8, expected {expected}: {cure}")
     if secret:
         raise ConfigError(f"{path} has more than {LIMIT} bytes, expected {expected}: {cure}")
     raise wrong(path, content, expected, cure)

@@ -18,7 +18,7 @@ while ((SECONDS < end || rounds == 0)); do
 	seed=$RANDOM$RANDOM
 	echo "fuzz.sh: round $((rounds += 1)), seed $seed"
 	"$python" -m pytest -q -p no:cacheprovider -o timeout=3600 --hypothesis-seed="$seed" \
-		tests/unit/test_fuzz_*.py tests/s3/test_fuzz_*.py "$@" ||
+		tests/unit/test_fuzz_*.py tests/s3/test_fuzz_*.py tests/pool/test_replies.py "$@" ||
 		{ echo "fuzz.sh: seed $seed with KVFS_FUZZ_EXAMPLES=$KVFS_FUZZ_EXAMPLES found the above" >&2; exit 1; }
 done
 echo "fuzz.sh: $rounds rounds, nothing found"

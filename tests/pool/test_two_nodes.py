@@ -155,6 +155,13 @@ def test_new_attributes_of_an_object_reach_the_index(pool: str, mount: Mount) ->
 
     write(a, "block", b"x")
     write(a, "tool", b"y")
+    write(a, "known", b"z")
+    wait_for(lambda: not absent(b.path / "known"), "it is known")
+    (a.path / "known").chmod(0o600)
+    wait_for(
+        lambda: not absent(b.path / "known") and (b.path / "known").stat().st_mode & 0o777 == 0o600,
+        "a name that is only elsewhere follows",
+    )
     assert mode("block") == b"0644"
     (a.path / "block").chmod(0o600)
     os.chown(a.path / "block", 12, 34)

@@ -93,6 +93,28 @@ def test_mode_of_a_directory_is_of_one_node(pool: str, mount: Mount) -> None:
     assert (b.path / "dir").stat().st_mode & 0o7777 == 0o755
 
 
+def test_hostile_keys_cost_their_own_names_only(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    a.allow_log("the key .* has a type that kvfs does not give it")
+    b.allow_log("the key .* has a type that kvfs does not give it")
+    index, other = index_of(pool), "0" * 8 + "-0000-0000-0000-000000000000"
+    index.set(f"kvfs:kv:n:{other}", "[" * 100_000)
+    index.hset("kvfs:kv:nodes", other, "1" * 5000)
+    index.set("kvfs:kv:o:@0/wrong", "x")
+    (a.path / "wrong").write_bytes(b"x")
+    write(a, "right", b"y")
+    index.hset("kvfs:kv:o:@0/right", f"@{other}", f"{'1' * 16} ram 1.1")
+    wait_for(lambda: not absent(b.path / "right"), "it is found")
+    assert absent(b.path / "wrong")
+    assert (b.path / "right").read_bytes() == b"y"
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "nothing waits")
+    index.delete("kvfs:kv:nodes")
+    index.lpush("kvfs:kv:nodes", "x")
+    write(a, "more", b"z")
+    wait_for(lambda: not absent(b.path / "more"), "it is found, too")
+    assert a.status()["pool"]["index"]["up"]
+
+
 def test_stat_says_that_the_index_does_not_answer(pool: str, mount: Mount) -> None:
     a = node(mount, f"{pool},pool_wait=1", "a")
     a.allow_log("the pool's index is down|the pool learns later of changes")

@@ -313,6 +313,14 @@ class Announcer:
                         self.announce(inode.ino)
                 await trio.lowlevel.checkpoint()
 
+    def has_new_attributes(self, ino: int) -> bool:
+        """Whether the mode or owner of an object may differ from what the index was told."""
+        return ino in self._attributes
+
+    def keep_attributes(self, ino: int) -> None:
+        """Learn that the mode and owner of an object are those of the index."""
+        self._attributes.pop(ino, None)
+
     def announce(self, ino: int) -> None:
         """Tell the index of an object again."""
         self._changed.setdefault(ino, trio.current_time())

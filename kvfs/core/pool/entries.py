@@ -152,6 +152,21 @@ class PoolEntries:
             batch.then(partial(self.ledger.accounts.enter, inode))
         return True
 
+    def follow(self, ino: int, entry: PoolEntry) -> None:
+        """Give a remote object the mode and owner that the index has. Raises CatalogError.
+
+        No other task may have the inode's lock.
+        """
+        inode, facts = self.ledger.table.inode(ino), entry.facts
+        if inode is None or not inode.in_pool or inode.digest != facts.digest:
+            return
+        wanted = (_mode(facts), facts.uid, facts.gid)
+        if (inode.mode, inode.uid, inode.gid) != wanted:
+            with self.catalog.batch() as batch:
+                batch.change(inode)
+                inode.mode, inode.uid, inode.gid = wanted
+                batch.put(inode)
+
     def make_directory(self, parent: int, name: bytes, version: int = 1) -> bool:
         """Make a directory that the index lists. False if names or templates forbid it.
 
@@ -222,8 +237,13 @@ def facts_of(inode: Inode, model: str) -> Facts:
     )
 
 
+def _mode(facts: Facts) -> int:
+    """The mode of a file in the index, without set-user-id: a client of it could give that."""
+    return stat.S_IFREG | (facts.mode & 0o777)
+
+
 def _describe(inode: Inode, facts: Facts) -> None:
-    inode.mode = stat.S_IFREG | (facts.mode & 0o777)  # no set-user-id by a client of the index
+    inode.mode = _mode(facts)
     inode.uid, inode.gid = facts.uid, facts.gid
     inode.size, inode.blocks = facts.size, -(-facts.size // 4096) * 8
     inode.mtime_ns = inode.backing_mtime_ns = facts.mtime_ns

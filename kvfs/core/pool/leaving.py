@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 REMEMBERED = 1 << 16  # names; 26 MiB with keys of 50 bytes
 
 NO_DIGEST = bytes(16)  # only times tell which objects left
+HIDDEN = b"\xff" * 16  # the same, but no program has taken the name: only this node hides objects
 _VALUE = Struct(">16sQQ")  # the digest, the time of modification and the time of the loss, both ns
 
 
@@ -77,7 +78,9 @@ class Leaving:
 
     def drops(self, key: str, mtime_ns: int, batch: Batch) -> None:
         """Note that a batch drops an object. Earlier ones of its name stay hidden here."""
-        self.leaves(Unlinked(key, NO_DIGEST, mtime_ns - 1), batch)
+        left, _ = self._left.get(key, (None, 0))
+        digest = HIDDEN if left is None or left.digest == HIDDEN else NO_DIGEST
+        self.leaves(Unlinked(key, digest, mtime_ns - 1), batch)
 
     def leaves(self, indexed: Unlinked, batch: Batch) -> None:
         """Note that a batch takes the name of an object that the index has."""
@@ -125,11 +128,12 @@ class Leaving:
         return facts.digest == left.digest or facts.mtime_ns <= left.mtime_ns
 
     def recent(self) -> Iterator[Unlinked]:
-        """The objects that left, the latest first."""
+        """The objects whose names programs have taken, the latest first."""
         for left, when in reversed(self._left.values()):
             if _is_old(when):
                 return
-            yield left
+            if left.digest != HIDDEN:
+                yield left
 
     def save(self) -> None:
         """Write what the catalog lacks, and forget names after an hour. Raises CatalogError."""

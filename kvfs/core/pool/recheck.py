@@ -5,7 +5,7 @@ seconds, and at most BEHIND at a time. An object that the index does not have st
 announced again: an index may be lost. So is an object that another node has written as well, with
 the same bytes, after it had replaced the name. An object goes if the index says that it, or a later
 one, was unlinked, or that another object has its name. The name of an object that is only elsewhere
-goes as soon as no live node has the object.
+goes as soon as no live node has the object, and gets the mode and the owner that the index has.
 """
 
 import logging
@@ -102,6 +102,10 @@ class Recheck:
             and entry.facts.digest == inode.digest
             and await lookup.peers.usable(entry, patience=LONG)
         ):
+            async with self.ledger.table.locked(inode.ino):
+                if not self.announcer.has_new_attributes(inode.ino):
+                    lookup.entries.follow(inode.ino, entry)
+                    self.announcer.keep_attributes(inode.ino)
             return
         async with self.ledger.table.locked(inode.ino):
             lookup.entries.forget(inode.ino)
