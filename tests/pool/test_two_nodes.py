@@ -723,8 +723,11 @@ def test_directory_renamed_again_and_again_is_in_one_place(pool: str, mount: Mou
         (a.path / "top" / "0" / name).write_bytes(name.encode())
     wait_for(lambda: announced(a) == len(names), "all are announced")
     for number in range(300):
-        (a.path / "top" / f"{number % 4}").rename(a.path / "top" / f"{(number + 1) % 4}")
-        read(b.path / "top" / f"{number % 4}" / names[number % len(names)])
+        old, new = (f"top/{one % 4}" for one in (number, number + 1))
+        (a.path / old).rename(a.path / new)
+        name = names[number % len(names)]
+        assert read(a.path / new / name) == name.encode()
+        read(b.path / old / name)
     index = redis.Redis(port=port_of(pool), decode_responses=True)
     last = a.path / "top" / "0"
     keys = sorted(f"kvfs:kv:o:top@1/0/{name}" for name in names)

@@ -313,6 +313,18 @@ class Announcer:
                         self.announce(inode.ino)
                 await trio.lowlevel.checkpoint()
 
+    def settled(self, ino: int, key: str) -> Indexed | None:
+        """An announced object as the index has it by this key; None while it changes.
+
+        While a name is taken back and given again, the index says that it is gone.
+        """
+        waits = any(ino in one for one in (self._changed, self._told, self._in_turn, self._taken))
+        indexed = self.announced.get(ino)
+        if waits or indexed is None:
+            return None
+        folder, _ = self.entries.folder_of(key) or (key, "")
+        return indexed if indexed.folder == folder else None
+
     def has_new_attributes(self, ino: int) -> bool:
         """Whether the mode or owner of an object may differ from what the index was told."""
         return ino in self._attributes

@@ -4,8 +4,9 @@ Contract: `look` never waits: it asks in the background, about an object at most
 seconds, and at most BEHIND at a time. An object that the index does not have stays, and is
 announced again: an index may be lost. So is an object that another node has written as well, with
 the same bytes, after it had replaced the name. An object goes if the index says that it, or a later
-one, was unlinked, or that another object has its name. The name of an object that is only elsewhere
-goes as soon as no live node has the object, and gets the mode and the owner that the index has.
+one, was unlinked, or that another object has its name. But it stays if it changes between question
+and answer. The name of an object that is only elsewhere goes as soon as no live node has the
+object, and gets the mode and the owner that the index has.
 """
 
 import logging
@@ -53,6 +54,7 @@ class Recheck:
         lookup = self.announcer.lookup
         if key is None or ino not in self.announcer.announced or not lookup.may_ask():
             return True
+        settled = self.announcer.settled(ino, key)
         try:
             (entry,) = await self.announcer.index.find([key])
         except IndexDownError as error:
@@ -62,9 +64,10 @@ class Recheck:
             stands = not entry.covers(inode.digest, inode.backing_mtime_ns)
         else:
             stands = entry is None or entry.facts.digest == inode.digest
-        if not stands and ino in self.announcer.announced:
-            self.announcer.let_go(ino, inode.digest)
-        return stands
+        if stands or settled is None or self.announcer.settled(ino, key) is not settled:
+            return True
+        self.announcer.let_go(ino, inode.digest)
+        return False
 
     async def _ask(self, ino: int, digest: bytes) -> None:
         self._running += 1
@@ -73,9 +76,12 @@ class Recheck:
             key = None if inode is None else self.announcer.entries.key(inode)
             if key is None:
                 return
+            settled = self.announcer.settled(ino, key)
             (entry,) = await self.announcer.index.find([key], patience=LONG)
             if inode is not None and inode.in_pool:
                 await self._expect_there(inode, entry)
+            elif settled is None or self.announcer.settled(ino, key) is not settled:
+                return
             elif entry is None:
                 self.announcer.announce(ino)
             elif isinstance(entry, GoneEntry):
@@ -83,7 +89,7 @@ class Recheck:
                     self.announcer.let_go(ino, digest)
                 else:
                     self.announcer.announce(ino)
-            elif entry.facts.digest != digest and ino in self.announcer.announced:
+            elif entry.facts.digest != digest:
                 self.announcer.let_go(ino, digest)
             elif all(owner.node != self.announcer.peers.me().node for owner in entry.owners):
                 self.announcer.announce(ino)
