@@ -8,12 +8,8 @@ mover computes the digest of an object that only RAM has.
 - An object that kvfs dropped by itself is *withdrawn*: other nodes keep theirs.
 - An object that a program unlinked, renamed or rewrote is *unlinked* for all nodes.
 - An object in a namespace with `pool=off` is withdrawn, whatever a program does with it.
-- If the index has another object by the name, this node keeps its own to itself (`conflict`). But
-  an object that is not fresh goes if the other one is later. If a program unlinks, renames or
-  rewrites an object in conflict, the other one loses the name for all nodes.
 - If a program changes mode or owner of an object, they replace those in the index.
-- An object that was written since the daemon's start is *fresh* until the index has it. Only a
-  fresh one, or a later one, may take a name that was unlinked.
+- `pool/conflicts` does what follows if the index has another object by the name.
 
 While the index is down, changes wait, and the next turn sends them. After the index has lost its
 data, all objects are announced again, the newest first, STEP in each turn of the loop.
@@ -21,7 +17,6 @@ data, all objects are announced again, the newest first, STEP in each turn of th
 
 import logging
 import math
-import time
 from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,16 +29,18 @@ import trio.lowlevel
 from kvfs.catalog import Batch, Inode
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import TierTransfers
+from kvfs.core.pool.conflicts import Conflicts
 from kvfs.core.pool.digests import Digests
 from kvfs.core.pool.entries import facts_of
+from kvfs.core.pool.indexed import Indexed, IndexedObjects
+from kvfs.core.pool.listed import ListedNames
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
 from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import LONG, Announcement, GoneEntry, Owner, Unlinked
-from kvfs.s3.keys import escape
+from kvfs.pool.index import Announcement, Owner, Unlinked
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -52,9 +49,7 @@ COLLECT_S = 0.02  # s for which changes are collected: one pipeline for many
 AT_ONCE = 256  # objects in one pipeline
 STEP = 256  # objects that a rebuild looks at between two turns of the loop
 REBUILD_PAUSE = 0.01  # s between two steps: some 20,000 objects/s, and the loop is free
-LISTED_S = 60.0  # s for which folders are believed to be in the listings
 AGAIN_S = 1.0  # s after a failure of the index
-CLOCK_STEP_NS = 10**7  # the clock of files may be a tick behind
 DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one more, and stays here
 
 
@@ -94,14 +89,6 @@ class _Told(NamedTuple):
         return self.link not in inode.links or batch.renames(*self.link)
 
 
-class Indexed(NamedTuple):
-    """An object of this node, as the index has it."""
-
-    version: int
-    size: int
-    folder: str  # of its key there; the whole key if it is a hash of a long name
-
-
 class Announcer:
     """Announces the objects of one mount as those of `node`."""
 
@@ -121,33 +108,20 @@ class Announcer:
         self.index = lookup.index
         self.peers = lookup.peers
         self.digests = Digests(transfers, movers)
-        self.fetched = fetched
-        self.news = news
-        self.announced: dict[int, Indexed] = {}  # by inode
-        self.bytes = 0  # of the announced objects
-        self.counters = Counter(
-            {"announced": 0, "withdrawn": 0, "unlinked": 0, "conflicts": 0, "stale": 0}
+        self.objects = IndexedObjects(self.entries, fetched)
+        self.listed = ListedNames(self.index, self.entries)
+        self.conflicts = Conflicts(
+            self.ledger, self.index, self.peers, self.objects, news, self.announce
         )
-        # Announced before the present change, or loss of the index
-        self._earlier: dict[int, Indexed] = {}
-        self._folders: dict[str, str] = {}  # each folder of `Indexed` once
+        self.counters = Counter({"announced": 0, "withdrawn": 0, "unlinked": 0})
         self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
         self._told: dict[int, _Told] = {}
-        self._taken: set[int] = set()  # lost a name here, and the index does not have the next one
         # Modes and owners before the present changes, also of objects that only other nodes have
         self._attributes: dict[int, tuple[int, int, int]] = {}
-        self._others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
-        self._began_ns = time.time_ns() - CLOCK_STEP_NS
         self._telling_since = math.inf  # trio's time of the oldest change in this turn
-        # Objects whose state the index is being told, and the keys that it gets of them, or "".
-        self._in_turn: dict[int, str] = {}
         self._withdrawn: set[int] = set()
-        # Folders whose way from the top is in the listings, and trio's time of the first of them.
-        # Nodes take folders without names out of the listings.
-        self._listed: set[str] = set()
-        self._listed_since = -math.inf
         self._wake = trio.Event()
         self._rebuild = False
         self._logged = False  # that changes wait
@@ -165,7 +139,7 @@ class Announcer:
         if not inode.is_file:
             return
         ino = inode.ino
-        tells = ino not in self._told and self._may_be_indexed(inode)
+        tells = ino not in self._told and self.objects.may_have(inode)
         notes = inode.sealed and ino not in self._attributes
         known = self.ledger.catalog.inode(ino) if tells or notes else None
         if notes and known is not None:
@@ -174,50 +148,19 @@ class Announcer:
             self._note_told(known, shared=self.entries.is_shared(known))
         self.announce(ino)
 
-    def _may_be_indexed(self, inode: Inode) -> bool:
-        """Whether the index may have an object, perhaps since before the daemon's start."""
-        ino = inode.ino
-        return (
-            inode.in_pool
-            or inode.in_bucket  # other nodes may have copies
-            or inode.backing_mtime_ns < self._began_ns
-            or any(ino in one for one in (self.announced, self._in_turn, self._earlier))
-            or ino in self._others
-            or ino in self.fetched
-        )
-
     def _note_told(self, known: Inode, *, shared: bool = True) -> None:
         """Note what the index has of an object, before it learns of a change.
 
         known: its record before the change.
         """
-        ino, other = known.ino, self._others.get(known.ino)
-        key = self._key_in_index(known) if other is None else other.key
+        ino, other = known.ino, self.objects.others.get(known.ino)
+        key = self.objects.key(known)
         # A file being written has no digest: the index has nothing of it.
         if ino in self._told or not known.digest or not known.links or key is None:
             return
         there = self._elsewhere(known, key)
         self._told[ino] = _Told.of(known, key, shared=shared, other=other, there=there)
         self.entries.leaving.changes(key, ino)
-
-    def _key_in_index(self, inode: Inode) -> str | None:
-        """The key by which the index has an object, or gets it in this turn; else its key now.
-
-        A directory above may have another name since then.
-        """
-        if key := self._in_turn.get(inode.ino):
-            return key
-        indexed = self.announced.get(inode.ino) or self._earlier.get(inode.ino)
-        if indexed is None:
-            return self.entries.key(inode)
-        found = self.ledger.catalog.first_name(inode)
-        if found is None or not indexed.folder.endswith("/"):
-            return indexed.folder if found else None
-        return indexed.folder + escape(found[1].name)
-
-    def _is_told(self, ino: int) -> bool:
-        """Whether the index has an object of this node, or is being told of it."""
-        return ino in self.announced or ino in self._in_turn
 
     def committing(self, batch: Batch) -> None:
         """Write the names that programs take into their batch: the next daemon must know them."""
@@ -237,7 +180,7 @@ class Announcer:
         ino, dirty, bucket = inode.ino, self.ledger.dirty, self.ledger.tiers.bucket
         if not bucket.mounted or not bucket.shared or dirty.stored(ino) is not None:
             return ""
-        if ino in dirty and ino not in self.fetched and ino not in self._others:
+        if ino in dirty and not (ino in self.objects.fetched or ino in self.objects.others):
             return ""  # a program has written it here, and no other node uploads it
         if not self.ledger.namespaces.of(inode).takes(bucket):
             return ""
@@ -252,15 +195,15 @@ class Announcer:
     def _note_dropped(self, ino: int, batch: Batch) -> None:
         """Hide earlier objects of a name that other nodes may have, if kvfs drops a later one."""
         known = self.ledger.catalog.inode(ino)
-        if known is None or not known.is_file or known.in_pool or ino in self.fetched:
+        if known is None or not known.is_file or known.in_pool or ino in self.objects.fetched:
             return
         key, leaving = self.entries.key(known), self.entries.leaving
-        if key is not None and (ino in self._others or leaving.may_be_unseen(key)):
+        if key is not None and (ino in self.objects.others or leaving.may_be_unseen(key)):
             leaving.drops(key, known.backing_mtime_ns, batch)
 
     def withdrawn(self, ino: int) -> None:
         """Learn that kvfs itself drops an object: its name is not free for other objects."""
-        if ino in self._told or self._is_told(ino):
+        if ino in self._told or self.objects.is_told(ino):
             self._withdrawn.add(ino)
         if (before := self._told.get(ino)) is not None:
             self.entries.leaving.stays(before.key)
@@ -284,7 +227,7 @@ class Announcer:
                 if inode.in_pool and not self.entries.is_shared(inode):
                     await self._forget(inode.ino)
                 elif self.entries.key(inode) is not None:
-                    if inode.ino in self.announced and not self.entries.is_shared(inode):
+                    if inode.ino in self.objects.announced and not self.entries.is_shared(inode):
                         self._note_told(inode, shared=False)
                     self.announce(inode.ino)
             await trio.sleep(REBUILD_PAUSE)
@@ -308,7 +251,7 @@ class Announcer:
                     inode = self.ledger.table.inode(entry.ino)
                     if inode is not None and inode.is_dir:
                         waiting.append(inode.ino)
-                    elif inode is not None and not inode.in_pool and self._may_be_indexed(inode):
+                    elif inode is not None and not inode.in_pool and self.objects.may_have(inode):
                         self._note_told(inode)
                         self.announce(inode.ino)
                 await trio.lowlevel.checkpoint()
@@ -318,12 +261,8 @@ class Announcer:
 
         While a name is taken back and given again, the index says that it is gone.
         """
-        waits = any(ino in one for one in (self._changed, self._told, self._in_turn, self._taken))
-        indexed = self.announced.get(ino)
-        if waits or indexed is None:
-            return None
-        folder, _ = self.entries.folder_of(key) or (key, "")
-        return indexed if indexed.folder == folder else None
+        waits = ino in self._changed or ino in self._told
+        return None if waits else self.objects.settled(ino, key)
 
     def has_new_attributes(self, ino: int) -> bool:
         """Whether the mode or owner of an object may differ from what the index was told."""
@@ -376,11 +315,8 @@ class Announcer:
     async def _announce_all(self) -> None:
         """Tell of all names that left, and note all objects as changed, the newest first."""
         start_task("the names that left", self._unlink_again)
-        self._earlier |= self.announced
-        self.announced.clear()
-        self._folders.clear()
-        self.bytes = 0
-        self._listed.clear()
+        self.objects.lost()
+        self.listed.lost()
         inos, at, catalog = array("Q"), 0, self.ledger.catalog
         while found := catalog.inodes_after(at, STEP):
             inos.extend(inode.ino for inode in found if inode.is_file)
@@ -409,7 +345,7 @@ class Announcer:
         before = {ino: self._attributes.pop(ino) for ino in inos if ino in self._attributes}
         dropped = self._withdrawn & told.keys()
         self._withdrawn -= dropped
-        self._in_turn.update(dict.fromkeys(inos, ""))
+        self.objects.in_turn.update(dict.fromkeys(inos, ""))
         try:
             await self._tell(inos, told, dropped, before)
         except IndexDownError:
@@ -418,7 +354,7 @@ class Announcer:
             self._withdrawn |= dropped
             raise
         finally:
-            self._in_turn.clear()
+            self.objects.in_turn.clear()
 
     async def _tell(
         self,
@@ -448,35 +384,33 @@ class Announcer:
             )
             if before is not None and not stays and before.shared and ino not in dropped:
                 gone[ino] = before
-                self._taken.add(ino)
+                self.objects.takes_back(ino)
             wanted = None if inode is None else self._wanted(inode)
-            if before is not None and ino in self.announced and ino not in gone:
+            if before is not None and ino in self.objects.announced and ino not in gone:
                 left += [] if stays and wanted is not None else [before.key]
             changed = (
                 inode is not None and ino in attributes and attributes[ino] != _attributes(inode)
             )
             if inode is not None and wanted is not None:
                 new.append((ino, wanted._replace(changed=changed)))
-                self._in_turn[ino] = wanted.key
+                self.objects.in_turn[ino] = wanted.key
             elif inode is not None and inode.in_pool and changed:
                 self._attributes.setdefault(ino, attributes[ino])  # told with the copy
         unlinked = await self.index.unlink([before.indexed for before in gone.values()])
-        await self._unlist([before.key for before in gone.values()], unlinked)
+        await self.listed.unlist([before.key for before in gone.values()], unlinked)
         for ino, before in told.items():
             again = self._told.get(ino)  # it has changed once more meanwhile
             if again is None or again.key != before.key:
                 self.entries.leaving.told(before.indexed, ino, gone=ino in gone)
-        await self._unlist(left, await self.index.withdraw(self.peers.me().node, left))
+        await self.listed.unlist(left, await self.index.withdraw(self.peers.me().node, left))
+        for ino in gone:
+            self.objects.others.pop(ino, None)
+        for ino in told:
+            self.objects.is_no_more(ino)
         for ino in inos:
             if ino not in here:
-                self._forget_object(ino)
-        for ino in told:
-            if ino in gone:
-                self._others.pop(ino, None)
-            if (known := self.announced.pop(ino, None)) is not None:
-                self.bytes -= known.size
-                if ino in here:
-                    self._earlier[ino] = known
+                self.objects.forget(ino)
+                self._attributes.pop(ino, None)
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(new)
@@ -492,13 +426,6 @@ class Announcer:
             self.entries.leaving.save()
         except CatalogError as error:
             log.error("names that left the pool are not in the catalog yet: %s", error)
-
-    def _forget_object(self, ino: int) -> None:
-        """Forget an object that is not here any more, of which the index knows."""
-        for known in (self.fetched, self._earlier, self._others):
-            known.pop(ino, None)
-        self._attributes.pop(ino, None)
-        self._taken.discard(ino)
 
     def _wanted(self, inode: Inode) -> Announcement | None:
         """The announcement of an object as it is now; None if it belongs to this node only."""
@@ -522,21 +449,7 @@ class Announcer:
         _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))
         me = self.peers.me()
         owner = Owner(me.node, me.incarnation, tier.name, f"{inode.ino:x}.{inode.version:x}")
-        return Announcement(key, facts_of(inode, model), owner, self._is_fresh(inode))
-
-    def _is_fresh(self, inode: Inode) -> bool:
-        """Whether a program has written or renamed the object, and the index does not have it.
-
-        An object is announced again after each change of its record, as after its copy to NVMe.
-        Another node may have unlinked it meanwhile. This daemon does not know what the index has
-        of objects from before its start.
-        """
-        ino = inode.ino
-        if ino in self._taken:
-            return True
-        known = [one.version for one in (self.announced.get(ino), self._earlier.get(ino)) if one]
-        known.append(self.fetched.get(ino, -1))
-        return inode.backing_mtime_ns >= self._began_ns and inode.version not in known
+        return Announcement(key, facts_of(inode, model), owner, self.objects.is_fresh(inode))
 
     def _served(self, inode: Inode) -> Tier | None:
         """The tier with a copy that nginx can serve, the fastest first."""
@@ -553,116 +466,18 @@ class Announcer:
         names: list[tuple[str, str]] = []
         for (ino, wanted), answer in zip(new, answers, strict=True):
             if answer == "here":
-                self._note_announced(ino, wanted)
-                self._earlier.pop(ino, None)
-                self._others.pop(ino, None)
+                self.objects.is_here(ino, wanted)
                 self.lookup.is_there(wanted.key)
                 self.entries.leaving.announced(wanted.key, wanted.facts)
                 self.counters["announced"] += 1
-                names += self._way(wanted.key)
-            elif answer == "gone" or (not wanted.fresh and ino in self.fetched):
-                self.let_go(ino, wanted.facts.digest)  # it came from the pool, and is older
+                names += self.listed.way(wanted.key)
+            elif answer == "gone" or (not wanted.fresh and ino in self.objects.fetched):
+                self.conflicts.let_go(
+                    ino, wanted.facts.digest
+                )  # it came from the pool, and is older
             else:
-                await self._meet_other(ino, wanted)
+                await self.conflicts.meet(ino, wanted)
         await self.index.list_names(names)
-
-    def _note_announced(self, ino: int, wanted: Announcement) -> None:
-        self._taken.discard(ino)
-        folder, _ = self.entries.folder_of(wanted.key) or (wanted.key, "")
-        version = int(wanted.owner.file.partition(".")[2], 16)
-        if (before := self.announced.get(ino)) is not None:
-            self.bytes -= before.size
-        folder = self._folders.setdefault(folder, folder)
-        self.announced[ino] = Indexed(version, wanted.facts.size, folder)
-        self.bytes += wanted.facts.size
-
-    def _note_conflict(self, ino: int, wanted: Announcement) -> None:
-        """Count an object that stays out of the pool; tell of one in each directory now and then.
-
-        Two nodes with the same names in a directory may have many such objects.
-        """
-        self.counters["conflicts"] += 1
-        catalog, folder = self.ledger.catalog, wanted.key.rpartition("/")[0]
-        path, count = catalog.path_of(ino), self.counters["conflicts"]
-        told = self.news.tell_seldom("conflict", folder, path=path, conflicts=count)
-        level, named = logging.INFO if told else logging.DEBUG, catalog.named(ino)
-        log.log(level, "%s is not in the pool: another object has its name there", named)
-
-    async def _meet_other(self, ino: int, wanted: Announcement) -> None:
-        """Do what follows if another object has the name.
-
-        If no live node has that one, or all failed lately, this node frees the name. If this one
-        had the name earlier, it goes. Else it stays out of the pool.
-        """
-        (entry,) = await self.index.find([wanted.key], patience=LONG)
-        if isinstance(entry, GoneEntry):
-            self.announce(ino)
-            return
-        if entry is None:  # no entry that kvfs would have written
-            self._note_conflict(ino, wanted)
-            return
-        other = Unlinked(wanted.key, entry.facts.digest, entry.facts.mtime_ns)
-        if not await self.peers.alive(entry):
-            # A node that seems dead may only lack its lease for a moment, and keeps its object.
-            await self.index.unlink([other], remembered=0)
-            self.announce(ino)
-        elif not wanted.fresh and other.mtime_ns > wanted.facts.mtime_ns:
-            self.let_go(ino, wanted.facts.digest)
-        elif self._others.get(ino) != other:  # else it was counted
-            self._others[ino] = other
-            self._note_conflict(ino, wanted)
-
-    def let_go(self, ino: int, digest: bytes) -> None:
-        """Drop an object with this digest, because another node has unlinked or replaced it."""
-        inode = self.ledger.table.inode(ino)
-        if inode is None or inode.digest != digest:
-            return
-        if ino in self.ledger.table.busy:
-            self.announce(ino)  # the answer will be the same
-            return
-        log.info("%s: another node has unlinked or replaced it", self.ledger.catalog.named(ino))
-        self.counters["stale"] += 1
-        try:
-            self._leave_bucket(inode)
-            self.ledger.removals.drop(inode, "stale", stored=False)  # the rest of a group stays
-        except KvfsError as error:
-            log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
-
-    def _leave_bucket(self, inode: Inode) -> None:
-        """Delete an object from the bucket, unless its key has another one by now.
-
-        Its last handle may be closed much later, and must delete nothing then.
-        """
-        dirty = self.ledger.dirty
-        if (stored := dirty.stored(inode.ino)) is not None:
-            with self.ledger.catalog.batch() as batch:
-                dirty.superseded.delete_of_digest(stored.key, inode.digest, batch)
-            self.ledger.records.record_not_in_bucket(inode, delete=False)
-
-    def _way(self, key: str) -> list[tuple[str, str]]:
-        """The listings of a key: its own name, and the directories above it that are new."""
-        found = self.entries.folder_of(key)
-        if found is None:
-            return []
-        names, (folder, _) = [found], found
-        if trio.current_time() - self._listed_since > LISTED_S:
-            self._listed.clear()
-            self._listed_since = trio.current_time()
-        while folder not in self._listed:
-            self._listed.add(folder)
-            above = self.entries.above(folder)
-            if above is None:
-                break
-            names.append(above)
-            folder = above[0]
-        return names
-
-    async def _unlist(self, keys: Iterable[str], gone: Iterable[bool]) -> None:
-        found = (self.entries.folder_of(key) for key, last in zip(keys, gone, strict=True) if last)
-        names = [one for one in found if one is not None]
-        if names:
-            self._listed.clear()
-        await self.index.unlist_names(names)
 
 
 def _attributes(inode: Inode) -> tuple[int, int, int]:

@@ -123,7 +123,7 @@ class Offering:
         space = self.ledger.namespaces.of(inode)
         if inode.in_bucket or inode.ino in self.ledger.dirty or not self.entries.is_shared(inode):
             return None
-        indexed = self.announcer.announced.get(inode.ino)
+        indexed = self.announcer.objects.announced.get(inode.ino)
         if indexed is None or indexed.version != inode.version:
             return None
         if space.guests is not None and space.guests.is_unused(inode.ino):

@@ -38,7 +38,7 @@ class Recheck:
     def look(self, inode: Inode) -> None:
         """Compare an object that a program has looked up."""
         ino = inode.ino
-        known = inode.in_pool or ino in self.announcer.announced
+        known = inode.in_pool or ino in self.announcer.objects.announced
         if not known or self._asked.age(ino) < RECHECK:
             return
         if self._running < BEHIND and self.announcer.lookup.may_ask():
@@ -52,7 +52,7 @@ class Recheck:
         """
         ino, key = inode.ino, self.announcer.entries.key(inode)
         lookup = self.announcer.lookup
-        if key is None or ino not in self.announcer.announced or not lookup.may_ask():
+        if key is None or ino not in self.announcer.objects.announced or not lookup.may_ask():
             return True
         settled = self.announcer.settled(ino, key)
         try:
@@ -66,7 +66,7 @@ class Recheck:
             stands = entry is None or entry.facts.digest == inode.digest
         if stands or settled is None or self.announcer.settled(ino, key) is not settled:
             return True
-        self.announcer.let_go(ino, inode.digest)
+        self.announcer.conflicts.let_go(ino, inode.digest)
         return False
 
     async def _ask(self, ino: int, digest: bytes) -> None:
@@ -86,11 +86,11 @@ class Recheck:
                 self.announcer.announce(ino)
             elif isinstance(entry, GoneEntry):
                 if inode is not None and entry.covers(digest, inode.backing_mtime_ns):
-                    self.announcer.let_go(ino, digest)
+                    self.announcer.conflicts.let_go(ino, digest)
                 else:
                     self.announcer.announce(ino)
             elif entry.facts.digest != digest:
-                self.announcer.let_go(ino, digest)
+                self.announcer.conflicts.let_go(ino, digest)
             elif all(owner.node != self.announcer.peers.me().node for owner in entry.owners):
                 self.announcer.announce(ino)
         except IndexDownError as error:

@@ -1,0 +1,139 @@
+"""The objects of this node as the index has them, as far as the node knows.
+
+Contract: synchronous. The announcer notes here what the index has answered. An object is *fresh* if
+a program has written or renamed it since the daemon's start, and the index does not have it. Only a
+fresh object, or a later one, may take a name that was unlinked. The index may also have objects
+from before the daemon's start. Keys are those that the index was told: a directory above may have
+another name since then. Not for asking the index (`pool/recheck`).
+"""
+
+import time
+from typing import NamedTuple
+
+from kvfs.catalog import Inode
+from kvfs.core.pool.entries import PoolEntries
+from kvfs.pool.index import Announcement, Unlinked
+from kvfs.s3.keys import escape
+
+CLOCK_STEP_NS = 10**7  # the clock of files may be a tick behind
+
+
+class Indexed(NamedTuple):
+    """An object of this node, as the index has it."""
+
+    version: int
+    size: int
+    folder: str  # of its key there; the whole key if it is a hash of a long name
+
+
+class IndexedObjects:
+    """Objects as the index has them, by inode."""
+
+    def __init__(self, entries: PoolEntries, fetched: dict[int, int]) -> None:
+        """fetched: the versions of inodes that came from other nodes in this session."""
+        self.entries = entries
+        self.fetched = fetched
+        self.announced: dict[int, Indexed] = {}
+        self.bytes = 0  # of the announced objects
+        self.others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
+        # Objects whose state the index is being told, and the keys that it gets of them, or "".
+        self.in_turn: dict[int, str] = {}
+        # Announced before the present change, or loss of the index
+        self._earlier: dict[int, Indexed] = {}
+        self._taken: set[int] = set()  # lost a name here, and the index does not have the next one
+        self._folders: dict[str, str] = {}  # each folder of `Indexed` once
+        self._began_ns = time.time_ns() - CLOCK_STEP_NS
+
+    # Questions
+
+    def may_have(self, inode: Inode) -> bool:
+        """Whether the index may have an object, perhaps since before the daemon's start."""
+        ino = inode.ino
+        return (
+            inode.in_pool
+            or inode.in_bucket  # other nodes may have copies
+            or inode.backing_mtime_ns < self._began_ns
+            or any(ino in one for one in (self.announced, self.in_turn, self._earlier))
+            or ino in self.others
+            or ino in self.fetched
+        )
+
+    def is_told(self, ino: int) -> bool:
+        """Whether the index has an object of this node, or is being told of it."""
+        return ino in self.announced or ino in self.in_turn
+
+    def key(self, inode: Inode) -> str | None:
+        """The key by which the index has an object, or gets it in this turn; else its key now."""
+        if (other := self.others.get(inode.ino)) is not None:
+            return other.key
+        if key := self.in_turn.get(inode.ino):
+            return key
+        indexed = self.announced.get(inode.ino) or self._earlier.get(inode.ino)
+        if indexed is None:
+            return self.entries.key(inode)
+        found = self.entries.catalog.first_name(inode)
+        if found is None or not indexed.folder.endswith("/"):
+            return indexed.folder if found else None
+        return indexed.folder + escape(found[1].name)
+
+    def settled(self, ino: int, key: str) -> Indexed | None:
+        """An announced object as the index has it by this key; None while the index is told."""
+        indexed = self.announced.get(ino)
+        if indexed is None or ino in self.in_turn or ino in self._taken:
+            return None
+        return indexed if indexed.folder == self._folder(key) else None
+
+    def is_fresh(self, inode: Inode) -> bool:
+        """Whether a program has written or renamed the object, and the index does not have it.
+
+        An object is announced again after each change of its record, as after its copy to NVMe.
+        Another node may have unlinked it meanwhile. This daemon does not know what the index has
+        of objects from before its start.
+        """
+        ino = inode.ino
+        if ino in self._taken:
+            return True
+        known = [one.version for one in (self.announced.get(ino), self._earlier.get(ino)) if one]
+        known.append(self.fetched.get(ino, -1))
+        return inode.backing_mtime_ns >= self._began_ns and inode.version not in known
+
+    def _folder(self, key: str) -> str:
+        return (self.entries.folder_of(key) or (key, ""))[0]
+
+    # Notes
+
+    def takes_back(self, ino: int) -> None:
+        """Note that the name of an object is being taken back."""
+        self._taken.add(ino)
+
+    def is_here(self, ino: int, wanted: Announcement) -> None:
+        """Note that the index has an object as it was announced."""
+        self._taken.discard(ino)
+        self._earlier.pop(ino, None)
+        self.others.pop(ino, None)
+        before = self.announced.get(ino)
+        self.bytes += wanted.facts.size - (0 if before is None else before.size)
+        version = int(wanted.owner.file.partition(".")[2], 16)
+        folder = self._folder(wanted.key)
+        folder = self._folders.setdefault(folder, folder)
+        self.announced[ino] = Indexed(version, wanted.facts.size, folder)
+
+    def is_no_more(self, ino: int) -> None:
+        """Note that the index has lost an object that is here, or will have it anew."""
+        if (known := self.announced.pop(ino, None)) is not None:
+            self.bytes -= known.size
+            self._earlier[ino] = known
+
+    def forget(self, ino: int) -> None:
+        """Forget an object that is not here any more, of which the index knows."""
+        self.is_no_more(ino)
+        for known in (self.fetched, self._earlier, self.others):
+            known.pop(ino, None)
+        self._taken.discard(ino)
+
+    def lost(self) -> None:
+        """Note that the index has lost its data."""
+        self._earlier |= self.announced
+        self.announced.clear()
+        self._folders.clear()
+        self.bytes = 0
