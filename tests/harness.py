@@ -234,6 +234,16 @@ def _is_kvfs(pid: int) -> bool:
         return False
 
 
+def apart(script: str, keep: Path) -> list[str]:
+    """The command of a shell in a mount namespace of its own, with a copy of one mount of kvfs.
+
+    A copy keeps its daemon alive, and other tests wait for the end of theirs.
+    """
+    others = f"$(findmnt -nrt fuse.kvfs -o TARGET | grep -vxF '{keep}')"
+    alone = f"for one in {others}; do umount -l $one; done; {script}"
+    return ["unshare", "--mount", "--propagation=private", "sh", "-euc", alone]
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]

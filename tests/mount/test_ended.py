@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Mount
-from tests.harness import KVFS, alive, descendants, wait_for
+from tests.harness import KVFS, alive, apart, descendants, wait_for
 
 OPTIONS = "ram=256M,nvme={tmp}/nvme,nvme_size=1G"
 MIB = 1 << 20
@@ -68,10 +68,7 @@ def test_a_mount_namespace_that_has_a_copy_is_named(mount: Mount, tmp_path: Path
     keeper = kv.keeper
     elsewhere.mkdir()
     script = f"mount --move {kv.path} {elsewhere}; touch {tmp_path}/copied; read line"
-    with subprocess.Popen(
-        ["unshare", "--mount", "--propagation=private", "sh", "-euc", script],
-        stdin=subprocess.PIPE,
-    ) as copying:
+    with subprocess.Popen(apart(script, kv.path), stdin=subprocess.PIPE) as copying:
         wait_for((tmp_path / "copied").exists, "the copy is there")
         done = subprocess.run(
             [*KVFS, "umount", "--now", kv.path], capture_output=True, text=True, check=False
@@ -91,10 +88,7 @@ def test_the_next_mount_names_a_namespace_with_a_copy(mount: Mount, tmp_path: Pa
     kv = mount(OPTIONS)
     keeper = kv.keeper
     script = f"touch {tmp_path}/copied; read line"
-    with subprocess.Popen(
-        ["unshare", "--mount", "--propagation=private", "sh", "-euc", script],
-        stdin=subprocess.PIPE,
-    ) as copying:
+    with subprocess.Popen(apart(script, kv.path), stdin=subprocess.PIPE) as copying:
         wait_for((tmp_path / "copied").exists, "the copy is there")
         subprocess.run(["umount", kv.path], check=True)
         done = mount_again(kv.path, kv.options)

@@ -19,7 +19,7 @@ from kvfs import mounts, runtime
 from kvfs.catalog import FORMAT, Catalog
 from kvfs.control import request
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted, alive, wait_for
+from tests.harness import KVFS, Mounted, alive, apart, wait_for
 
 MIB = 1 << 20
 SEED = 20
@@ -224,10 +224,7 @@ def test_a_refused_unmount_drops_and_saves_nothing(
 def test_a_process_on_a_copy_of_the_mount_blocks_no_unmount(kv: Mounted, tmp_path: Path) -> None:
     """In another mount namespace it has the same path, and the kernel unmounts here."""
     script = f"cd {kv.path}; touch {tmp_path}/there; read line"
-    with subprocess.Popen(
-        ["unshare", "--mount", "--propagation=private", "sh", "-euc", script],
-        stdin=subprocess.PIPE,
-    ) as copying:
+    with subprocess.Popen(apart(script, kv.path), stdin=subprocess.PIPE) as copying:
         wait_for((tmp_path / "there").exists, "it is in the copy")
         command = [*KVFS, "umount", "--now", str(kv.path)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
