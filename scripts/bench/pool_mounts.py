@@ -86,7 +86,12 @@ def forget(node: Mounted, name: str) -> None:
     A virtual machine may give free memory back to its host, and pay 10 us for the first touch of
     each 4 KiB again. A full RAM tier never does, and the limits use the same memory each time.
     """
-    request(node.path, "evict", inos=[(node.path / name).stat().st_ino], drop=True)
+    ino, tiers = (node.path / name).stat().st_ino, request(node.path, "status")["tiers"].values()
+    of_it = f"objects/{ino % 256:02x}/{ino:x}.*"
+    files = [file for tier in tiers for file in Path(tier["path"]).glob(of_it)]
+    request(node.path, "evict", inos=[ino], drop=True)
+    while any(file.exists() for file in files):  # a thread removes them
+        time.sleep(0.002)
 
 
 def opened(path: Path) -> None:
