@@ -4,14 +4,18 @@
 
 All is on loopback; both mounts have RAM only. Beside each kind is its limit in the same run: one
 PING of the index and one GET by http.client for an open, sendfile(2) to a loop of recv_into for a
-read, a match of blocks that are here. Each object is opened once. Needs nginx and redis-server.
+read, a match of blocks that are here, opens of a node that serves nobody. Each object is opened
+once. Needs nginx and redis-server.
 """
 
 import contextlib
+import http.client
 import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from multiprocessing import Pipe, Process
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,6 +34,7 @@ LARGE = (8 << 20, 32 << 20)
 BLOCKS, BLOCK = 200, 4096
 ROOT = prefix.root_key("bench")
 CLOSES = 50
+RATE, TURNS, TURN = 1e9, 4, 4.0  # bytes/s of a client; turns, and s of each
 WARM = 4  # reads of each large size before those that count: they touch the memory first
 CHUNK = 4 << 20
 
@@ -187,6 +192,48 @@ def matches(a: Mounted, b: Mounted) -> list[str]:
     return [number(one) for one in (*found, found[1] - found[0])]
 
 
+def pull(address: str, path: str, rate: float, told: Connection) -> None:
+    """Read a file of a node again and again, at most `rate` bytes/s, until `told` closes."""
+    host, _, port = address.rpartition(":")
+    server = http.client.HTTPConnection(host, int(port))
+    buffer, done, began = memoryview(bytearray(CHUNK)), 0, time.perf_counter()
+    while not told.poll(max(0.0, began + done / rate - time.perf_counter())):
+        server.request("GET", path)
+        answer = server.getresponse()
+        while got := answer.readinto(buffer):
+            done += got
+    told.send(done / (time.perf_counter() - began))
+
+
+def served(a: Mounted) -> list[str]:
+    """Opens of resident objects of a node, alone and beside a client that reads RATE from it."""
+    write(a, ["served"], os.urandom(LARGE[-1]))
+    write(a, ["resident"], os.urandom(SMALL[0]))
+    found = request(a.path, "status")
+    ram, ino = Path(found["tiers"]["ram"]["path"]), (a.path / "served").stat().st_ino
+    (file,) = ram.glob(f"objects/{ino % 256:02x}/{ino:x}.*")
+    path = f"/ram/{file.relative_to(ram / 'objects')}"
+    spent: dict[bool, list[float]] = {False: [], True: []}
+    rates: list[float] = []
+    for beside in [False, True] * TURNS:
+        with contextlib.ExitStack() as stack:
+            if beside:
+                here, there = Pipe()
+                address = found["pool"]["address"]
+                reader = Process(target=pull, args=(address, path, RATE, there), daemon=True)
+                reader.start()
+                stack.callback(reader.join)
+                stack.callback(lambda here=here: rates.append(here.recv()))  # type: ignore[misc]
+                stack.callback(here.send, None)
+                time.sleep(TURN / 4)
+            until = time.perf_counter() + TURN
+            while time.perf_counter() < until:
+                spent[beside].append(timed(lambda: opened(a.path / "resident")))
+                time.sleep(0.001)
+    p99 = [percentile(spent[beside], 0.99) * 1e6 for beside in (False, True)]
+    return [number(one) for one in (*p99, p99[1] / p99[0], percentile(rates, 0.5) / 1e9)]
+
+
 @click.command(help=__doc__)
 @click.option("--count", default=200, show_default=True, help="small objects of each size")
 @click.option("--json", "output", type=click.Path(path_type=Path))
@@ -210,8 +257,8 @@ def main(count: int, output: Path | None) -> None:
             for size in LARGE:
                 with of(size) as bench:
                     reads.append(large(a, b, bench, max(4, count // 10)))
-            late, matched = closes(a, b), matches(a, b)
-    report.document.update(opens=opens, reads=reads, closes=late, matches=matched)
+            late, matched, beside = closes(a, b), matches(a, b), served(a)
+    report.document.update(opens=opens, reads=reads, closes=late, matches=matched, served=beside)
     report.table(
         "Cold opens of another node's objects, us",
         ["size", "PING + GET p50", "open p50", "open p99", "times the limit", "misses"],
@@ -225,6 +272,11 @@ def main(count: int, output: Path | None) -> None:
     report.table("From close to open at the other node, ms", ["p50", "p99"], [late])
     report.table(
         "A match of 200 blocks, ms", ["here", "at the other node", "difference"], [matched]
+    )
+    report.table(
+        "Opens of resident objects of a node that serves others, us",
+        ["p99 alone", "p99 beside", "ratio", "GB/s served"],
+        [beside],
     )
     report.write(output)
 
