@@ -106,7 +106,7 @@ class Index:
 class Node:
     """One node: its mount, and the clients that use it."""
 
-    def __init__(self, folder: Path, number: int, index: Index) -> None:
+    def __init__(self, folder: Path, number: int, index: Index, copies: str) -> None:
         self.number = number
         path = folder / f"node{number}"
         path.mkdir()
@@ -114,7 +114,7 @@ class Node:
             path,
             f"ram=48M,nvme={folder}/nvme{number},nvme_size=128M,entry_timeout=0,"
             f"pool=redis://127.0.0.1:{index.port}/soak,pool_address=127.0.0.1:{free_port()},"
-            f"pool_required=off,log={folder}/node{number}.log",
+            f"pool_copies={copies},pool_required=off,log={folder}/node{number}.log",
         )
         self.mounted.mount()
         self._keeper = int(self.mounted.status()["keeper_pid"])
@@ -318,14 +318,14 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def pool(folder: Path, count: int) -> Iterator[tuple[list[Node], Index]]:
+def pool(folder: Path, count: int, copies: str) -> Iterator[tuple[list[Node], Index]]:
     """An index and so many nodes, gone afterwards."""
     with contextlib.ExitStack() as stack:
         index = Index(folder)
         stack.callback(index.kill)
         nodes = []
         for number in range(count):
-            nodes.append(Node(folder, number, index))
+            nodes.append(Node(folder, number, index, copies))
             stack.callback(nodes[-1].end)
         yield nodes, index
 
@@ -364,6 +364,7 @@ def show(report: Report, outcome: Outcome) -> None:
 @click.option("--events", "number", default=6, show_default=True)
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of faults.")
 @click.option("--stop", "stop_s", default=30.0, show_default=True, help="s of each stop")
+@click.option("--copies", type=click.Choice(["drop", "keep"]), default="drop", show_default=True)
 @click.option("--objects", default=2000, show_default=True)
 @click.option("--seed", default=None, type=int, help="Of everything that is random; printed.")
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
@@ -375,6 +376,7 @@ def main(
     number: int,
     kinds: str,
     stop_s: float,
+    copies: str,
     objects: int,
     seed: int | None,
     output: Path | None,
@@ -384,11 +386,13 @@ def main(
     if unknown := set(chosen) - set(KINDS):
         raise click.BadParameter(f"{unknown}, expected some of {', '.join(KINDS)}")
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
-    report = Report("pool_soak", seed=seed, nodes=count, clients=clients, seconds=seconds)
+    report = Report(
+        "pool_soak", seed=seed, nodes=count, copies=copies, clients=clients, seconds=seconds
+    )
     task = Task("pool", "", 0, clients, seed, objects, evict=True, nodes=count)
     with scratch(Path("/var/tmp")) as folder:  # noqa: S108 (a fresh folder)
         folder.chmod(0o755)
-        with pool(folder, count) as (nodes, index):
+        with pool(folder, count, copies) as (nodes, index):
             soak = PoolSoak(nodes, index, task, stop_s)
             events = [soak.rng.choice(chosen) for _ in range(number)]
             outcome = soak.run(seconds, events)
