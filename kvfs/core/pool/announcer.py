@@ -139,8 +139,9 @@ class Announcer:
         if not inode.is_file:
             return
         ino = inode.ino
-        tells = ino not in self._told and self.objects.may_have(inode)
-        notes = inode.sealed and ino not in self._attributes
+        may_have = self.objects.may_have(inode)  # else a seal would pay for a read of the catalog
+        tells = may_have and ino not in self._told
+        notes = may_have and inode.sealed and ino not in self._attributes
         known = self.ledger.catalog.inode(ino) if tells or notes else None
         if notes and known is not None:
             self._attributes[ino] = _attributes(known)
@@ -164,8 +165,9 @@ class Announcer:
 
     def committing(self, batch: Batch) -> None:
         """Write the names that programs take into their batch: the next daemon must know them."""
-        for ino in batch.dropped:
-            self._note_dropped(ino, batch)
+        if self.objects.others or self.entries.leaving.any_unseen:  # else an eviction is cheaper
+            for ino in batch.dropped:
+                self._note_dropped(ino, batch)
         for ino in batch.inos() if self._told else ():
             before = self._told.get(ino)
             if before is None or not before.shared or ino in batch.dropped:

@@ -72,6 +72,11 @@ class Leaving:
         if len(self._unseen) > REMEMBERED:
             self._unseen.popitem(last=False)
 
+    @property
+    def any_unseen(self) -> bool:
+        """Whether any key may be that of an object that could not be seen."""
+        return bool(self._unseen)
+
     def may_be_unseen(self, key: str) -> bool:
         """Whether the pool may have another object with this key."""
         return not _is_old(self._unseen.get(key, 0))
