@@ -223,6 +223,11 @@ class Config:
     pool_wait: float = _hot(
         SECONDS, "longest wait of an open for the other nodes of the pool", default=2.0
     )
+    pool_stream: int = _hot(
+        SIZE,
+        "objects of this size or more are readable while they come from a node; 0: none",
+        default=256 << 20,
+    )
     pool_copies: Literal["drop", "keep"] = _hot(
         choice("drop", "keep"),
         "keep: offer the pool's last copy of an object to another node before it is evicted",

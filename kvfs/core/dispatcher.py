@@ -135,7 +135,8 @@ class Dispatcher:
                 member, transfers, room, quota, tree, urgent or movers, self._jobs
             )
             self._tasks.append(self.pool.run)
-            live.observe("pool_wait", partial(setattr, self.pool.fetcher, "wait"))
+            live.observe("pool_wait", partial(setattr, ledger.tiers.nodes, "wait"))
+            live.observe("pool_stream", partial(setattr, ledger.tiers.nodes, "stream"))
             live.observe("pool_copies", self.pool.set_copies)
         if self.pool is not None and self.uploader and self.bucket_listing:
             self.uploader.stands = self.pool.recheck.stands

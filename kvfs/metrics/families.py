@@ -625,6 +625,11 @@ METRICS = (
     _pool_gauge("objects", "Objects of this node that the index of the pool has.", "objects"),
     _pool_gauge("bytes", "Bytes of the objects of this node in the pool.", "bytes"),
     _pool_gauge(
+        "objects_streaming",
+        "Objects of other nodes that programs read while they come.",
+        "streaming",
+    ),
+    _pool_gauge(
         "lag_seconds", "Age of the oldest change that the index of the pool lacks.", "lag_s"
     ),
     _pool_counter("lookups", "Lookups of names in the index of the pool.", "lookups"),

@@ -5,26 +5,20 @@ catalog. The file appears under its name only complete, with the right digest an
 time of every copy. Raises StoreError, TierError of `compression`, OSError; nothing is left behind.
 The file is not synced: after a crash its digest decides.
 
-`stream` lets programs read the file during the download. It verifies each chunk, and then tells the
-daemon that the chunk is in the file. The daemon tells it which chunks programs wait for. Both use
-pipes of the daemon, which this process opens by path. When the daemon dies, the next word to it
-fails, and so does the job. The file has no name before it is complete. So a mover that outlives its
-daemon does not disturb the mover of the next daemon, and neither of them leaves anything behind. If
-the chunks have no digests, `stream` says so first, and continues as `download`. Not for choosing
-downloads, nor for using a chunk that is there.
+`stream` lets programs read the file during the download, as `streams` says. If the chunks have no
+digests, `stream` says so first, and continues as `download`. Not for choosing downloads, nor for
+using a chunk that is there.
 """
 
 import os
-from enum import IntEnum
-from pathlib import Path
-from struct import Struct
 from typing import NamedTuple
 
 from kvfs import failpoints
 from kvfs.catalog import Stored
-from kvfs.movement import copying, publishing
+from kvfs.movement import copying, publishing, streams
 from kvfs.movement.copying import Moved
-from kvfs.movement.files import complete, nameless, opened, part
+from kvfs.movement.files import complete, nameless, part
+from kvfs.movement.streams import Ends, Word, WordKind, hear, tell
 from kvfs.s3 import chunked
 from kvfs.s3.errors import ObjectChangedError
 from kvfs.s3.transfer import StoreTransfers
@@ -82,67 +76,18 @@ def _fetch(transfers: StoreTransfers, wanted: DownloadJob, out: int) -> float:
     return spent
 
 
-_WORD = Struct("<BQ")  # a pipe takes this many bytes at once, so a read gets whole words
-_READ = _WORD.size * 512
-
-
-class WordKind(IntEnum):
-    """The kind of a word. The word's number is the number of a chunk, except as said here."""
-
-    WHOLE = 0  # the chunks have no digests: no words on chunks follow; number 0
-    BEGUN = 1  # the file exists, still empty; `path_of` makes its path from the number
-    HERE = 2  # of the mover: the chunk is in the file
-    WANTED = 3  # of the daemon: a program waits for the chunk
-
-
-class Word(NamedTuple):
-    """One message, of the daemon or of the mover."""
-
-    kind: WordKind
-    number: int = 0
-
-
-class Ends(NamedTuple):
-    """Paths of the mover's ends of the pipes: to write to the daemon, to read from it."""
-
-    tell: str
-    hear: str
-
-
-def tell(pipe: int, word: Word) -> None:
-    """Send a word.
-
-    Raises OSError: BrokenPipeError if the reader is gone, BlockingIOError if the pipe is full.
-    """
-    os.write(pipe, _WORD.pack(*word))
-
-
-def hear(pipe: int) -> list[Word]:
-    """The words received so far; the pipe does not block. Raises OSError."""
-    try:
-        data = os.read(pipe, _READ)
-    except BlockingIOError:
-        return []
-    return [Word(WordKind(kind), number) for kind, number in _WORD.iter_unpack(data)]
-
-
 def stream(transfers: StoreTransfers, wanted: DownloadJob, ends: Ends) -> Moved:
     """Fetch an uncompressed object, and tell the daemon of each chunk that is here.
 
     The ETag of the object may change at any time.
     """
     stored, destination, size, digest, touched_ns = wanted
-    with (
-        opened(ends.tell, os.O_WRONLY) as out,
-        opened(ends.hear, os.O_RDONLY | os.O_NONBLOCK) as inp,
-    ):
+    with streams.talking(ends) as (out, inp):
         now, chunks, _ = publishing.as_it_is_now(transfers, stored, digest)
         if chunks is None:
             tell(out, Word(WordKind.WHOLE))
             return download(transfers, wanted._replace(stored=now))
-        with nameless(destination) as coming:
-            os.truncate(coming, size)  # tells tmpfs that huge pages will be within the size
-            tell(out, Word(WordKind.BEGUN, os.getpid() << 32 | coming))
+        with streams.coming(destination, size, touched_ns, out) as coming:
             chunked.download(
                 *(transfers, stored.key, coming, size),
                 etag=now.etag,
@@ -152,15 +97,5 @@ def stream(transfers: StoreTransfers, wanted: DownloadJob, ends: Ends) -> Moved:
                 wanted=lambda: [word.number for word in hear(inp)],
                 arrived=lambda number: tell(out, Word(WordKind.HERE, number)),
             )
-            os.utime(coming, ns=(touched_ns, touched_ns))
-            # Remove the file that a dead daemon's mover has left there.
-            Path(destination).unlink(missing_ok=True)
-            with opened("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY) as folder:
-                # Without a directory Python has link(2), not linkat(2).
-                os.link(str(coming), destination, src_dir_fd=folder)
-            return Moved(digest, os.fstat(coming).st_blocks)
-
-
-def path_of(word: Word) -> str:
-    """The path of the file of a BEGUN word, as long as its mover lives."""
-    return f"/proc/{word.number >> 32}/fd/{word.number & (1 << 32) - 1}"
+            blocks = os.fstat(coming).st_blocks
+        return Moved(digest, blocks)

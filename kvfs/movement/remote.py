@@ -19,6 +19,7 @@ import trio
 from kvfs.errors import TierError
 from kvfs.movement import downloading, stores
 from kvfs.movement.movers import Moved, MoverPool, patience_for
+from kvfs.movement.streams import Ends
 from kvfs.s3.place import BucketPlace
 from kvfs.s3.transfer import StoreTransfers, Terms
 from kvfs.tiers import Bucket
@@ -106,7 +107,7 @@ class Remote:
                 start = partial(lane.ask, stores.start_client, self.bucket.place, terms, WARMING)
                 nursery.start_soon(start)
 
-    async def stream(self, wanted: downloading.DownloadJob, ends: downloading.Ends) -> Moved:
+    async def stream(self, wanted: downloading.DownloadJob, ends: Ends) -> Moved:
         """See `downloading.stream`.
 
         This call shares no worker, because the other calls would end only with it.

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
-import xxhash
-
-from kvfs.s3.chunks import Chunks, pieces
+from kvfs.s3.chunks import Chunks, Proof
 from kvfs.s3.errors import ObjectChangedError, WrongBytesError
 from kvfs.s3.transfer import StoreTransfers
 
@@ -46,8 +44,7 @@ class _Download:
         self.chunks = chunks
         self.left = {number: _Chunk(self.ranges(number)) for number in range(len(chunks.digests))}
         self.next = 0  # the chunk that a reader waits for, at first the one that is read first
-        self._whole = xxhash.xxh3_128()
-        self._hashed = 0  # chunks that are in the hash
+        self.proof = Proof(fd, size, chunks, f"{self.name}: the file that it comes to")
 
     def ranges(self, number: int, part: int = 0) -> deque[tuple[int, int]]:
         """The ranges of a chunk's requests, of `part` bytes each, or of the usual size."""
@@ -90,9 +87,8 @@ class _Download:
         chunk.running -= 1
         if chunk.running or chunk.ranges:
             return False
-        if self._proven(number):
+        if self.proof.proves(number):
             del self.left[number]
-            self._hash_on()
             return True
         chunk.tries += 1
         if chunk.tries == TRIES:
@@ -103,36 +99,6 @@ class _Download:
         log.warning("%s: chunk %d is fetched once more: wrong bytes", self.name, number)
         chunk.ranges = self.ranges(number)
         return False
-
-    def _proven(self, number: int) -> bool:
-        """Whether a chunk's bytes in the file are right. Those next in the whole are hashed."""
-        chunk, whole = xxhash.xxh3_64(), None
-        if number == self._hashed:
-            whole = self._whole.copy()
-        for piece in self._pieces(number):
-            chunk.update(piece)
-            if whole is not None:
-                whole.update(piece)
-        if chunk.intdigest() != self.chunks.digests[number]:
-            return False
-        if whole is not None:
-            self._whole, self._hashed = whole, number + 1
-        return True
-
-    def _hash_on(self) -> None:
-        while self._hashed < len(self.chunks.digests) and self._hashed not in self.left:
-            for piece in self._pieces(self._hashed):
-                self._whole.update(piece)
-            self._hashed += 1
-
-    def _pieces(self, number: int) -> Iterable[memoryview]:
-        start = number * self.chunks.size
-        end = min(start + self.chunks.size, self.size)
-        return pieces(self.fd, start, end, f"{self.name}: the file that it comes to")
-
-    def digest(self) -> bytes:
-        """The digest of the whole, once all chunks are there."""
-        return self._whole.digest()
 
 
 def download(
@@ -183,4 +149,4 @@ def download(
         for future in running:
             future.cancel()
         wait(running)
-    transfers.expect_bytes(key, job.digest(), digest)
+    transfers.expect_bytes(key, job.proof.digest(), digest)

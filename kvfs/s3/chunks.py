@@ -1,11 +1,11 @@
 """Digests of an object's chunks, which verify its bytes before all of them have come.
 
-Contract: pure, except for `weigh`, which reads a file. The object has the text as metadata
-`kvfs-chunks` (docs/format.md): the chunk's size in bytes, a space, and base64 of the digests. Each
-digest is the xxh3-64 of a chunk, 8 bytes, big-endian, in the order of the chunks. S3 allows 2 KiB
-of metadata. `MOST` digests fit beside the longest other metadata, so chunks grow with the object.
-An object of one chunk has no such text: its own digest is enough. Not for the digest of the whole,
-which is compared as well.
+Contract: pure, except for `weigh` and `Proof`, which read a file. The object has the text as
+metadata `kvfs-chunks` (docs/format.md): the chunk's size in bytes, a space, and base64 of the
+digests. Each digest is the xxh3-64 of a chunk, 8 bytes, big-endian, in the order of the chunks. S3
+allows 2 KiB of metadata. `MOST` digests fit beside the longest other metadata, so chunks grow with
+the object. An object of one chunk has no such text: its own digest is enough. Not for the digest of
+the whole, which is compared as well.
 """
 
 import base64
@@ -97,3 +97,50 @@ def weigh(fd: int, size: int) -> tuple[bytes, Chunks]:
             whole.update(piece)
         digests.append(chunk.intdigest())
     return whole.digest(), Chunks(length, tuple(digests))
+
+
+class Proof:
+    """Verifies the chunks of a file of `size` bytes while it is filled, and then the whole.
+
+    A chunk that is proven must not change any more. Calls raise SourceError, OSError.
+    """
+
+    def __init__(self, fd: int, size: int, chunks: Chunks, name: str) -> None:
+        """name: of the file, for errors."""
+        self.fd = fd
+        self.size = size
+        self.chunks = chunks
+        self.name = name
+        self._proven: set[int] = set()  # those behind the hashed ones
+        self._whole = xxhash.xxh3_128()
+        self._hashed = 0  # chunks that are in the hash
+
+    def proves(self, number: int) -> bool:
+        """Whether a chunk's bytes in the file are right. Those next in the whole are hashed."""
+        chunk, whole = xxhash.xxh3_64(), None
+        if number == self._hashed:
+            whole = self._whole.copy()
+        for piece in self._pieces(number):
+            chunk.update(piece)
+            if whole is not None:
+                whole.update(piece)
+        if chunk.intdigest() != self.chunks.digests[number]:
+            return False
+        if whole is not None:
+            self._whole, self._hashed = whole, number + 1
+        else:
+            self._proven.add(number)
+        while self._hashed in self._proven:
+            self._proven.discard(self._hashed)
+            for piece in self._pieces(self._hashed):
+                self._whole.update(piece)
+            self._hashed += 1
+        return True
+
+    def _pieces(self, number: int) -> Iterator[memoryview]:
+        start = number * self.chunks.size
+        return pieces(self.fd, start, min(start + self.chunks.size, self.size), self.name)
+
+    def digest(self) -> bytes:
+        """The digest of the whole, once all chunks are proven."""
+        return self._whole.digest()

@@ -16,10 +16,11 @@ import pytest
 import xxhash
 
 from kvfs.errors import ConfigError
-from kvfs.pool import fetching
+from kvfs.pool import fetching, peer_file
 from kvfs.pool.errors import PeerError
-from kvfs.pool.fetching import FetchJob, PeerFile, fetch
+from kvfs.pool.fetching import FetchJob, fetch
 from kvfs.pool.nginx import Nginx, Served
+from kvfs.pool.peer_file import PeerFile
 from tests.pool.authority import authority
 from tests.pool.servers import free_port, peer
 
@@ -30,8 +31,8 @@ LIMIT_S = 20  # far above what a hostile peer may cost; a hang is an error, a sl
 @pytest.fixture(autouse=True)
 def _no_connections() -> Iterator[None]:
     yield
-    while fetching._connections:
-        fetching._connections.popitem()[1].close()
+    while peer_file._connections:
+        peer_file._connections.popitem()[1].close()
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +107,15 @@ def test_object_of_each_size_is_fetched(node: Node, seed: int, size: int) -> Non
 def test_connection_is_kept_and_made_anew(node: Node) -> None:
     wanted = node.put("1f.1", b"bytes")
     expect_fetched(wanted, b"bytes")
-    (kept,) = fetching._connections.values()
+    (kept,) = peer_file._connections.values()
     ours = kept.getsockname()
     expect_fetched(wanted, b"bytes")
-    (again,) = fetching._connections.values()
+    (again,) = peer_file._connections.values()
     assert again.getsockname() == ours
     node.server.stop()
     node.start()
     expect_fetched(wanted, b"bytes")
-    (new,) = fetching._connections.values()
+    (new,) = peer_file._connections.values()
     assert new.getsockname() != ours
 
 
@@ -164,7 +165,7 @@ def expect_refused(wanted: FetchJob, text: str = "") -> None:
     assert text in str(refused.value)
     assert time.monotonic() - began < LIMIT_S
     assert sorted(os.listdir(folder)) == before
-    assert (wanted.source.address, wanted.source.tls) not in fetching._connections
+    assert (wanted.source.address, wanted.source.tls) not in peer_file._connections
 
 
 DATA = b"d" * 100_000
@@ -287,7 +288,7 @@ def test_last_answer_on_a_connection_is_taken(tmp_path: Path) -> None:
 
     with peer(answer) as port:
         expect_fetched(job(port, tmp_path / "got", DATA), DATA)
-    assert not fetching._connections
+    assert not peer_file._connections
 
 
 def test_bytes_behind_the_file_do_not_come_into_the_next(tmp_path: Path) -> None:
@@ -321,7 +322,7 @@ def test_path_that_would_change_the_request_is_not_sent(tmp_path: Path, path: st
 def test_no_more_connections_are_kept_than_peers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "PEERS", 2)
+    monkeypatch.setattr(peer_file, "PEERS", 2)
 
     def answer(one: socket.socket) -> None:
         while one.recv(1 << 16):
@@ -331,10 +332,10 @@ def test_no_more_connections_are_kept_than_peers(
         ports = [stack.enter_context(peer(answer)) for _ in range(3)]
         for port in (ports[0], ports[1], ports[0], ports[2]):
             expect_fetched(job(port, tmp_path / "got", DATA), DATA)
-        kept = [address for address, _ in fetching._connections]
+        kept = [address for address, _ in peer_file._connections]
         assert kept == [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[2]}"]
-        while fetching._connections:
-            fetching._connections.popitem()[1].close()
+        while peer_file._connections:
+            peer_file._connections.popitem()[1].close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs")
@@ -349,7 +350,7 @@ def test_full_local_disk_is_no_fault_of_the_peer(node: Node, tmp_path: Path) -> 
         with pytest.raises(OSError, match="No space left"):
             fetch(wanted)
         assert os.listdir(small) == []
-        assert not fetching._connections
+        assert not peer_file._connections
         expect_fetched(node.put("1f.2", b"bytes"), b"bytes")
     finally:
         subprocess.run(["umount", small], check=True)
@@ -368,7 +369,7 @@ def test_slow_local_disk_is_no_fault_of_the_peer(
 
     monkeypatch.setattr(fetching, "_write", write)
     monkeypatch.setattr(
-        fetching, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
+        peer_file, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0])
     )
     expect_fetched(node.put("1f.1", data), data)
 

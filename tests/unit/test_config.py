@@ -288,7 +288,7 @@ def test_every_option_is_described() -> None:
         *("entry_timeout", "log_level", "bandwidth", "nvme_writes"),
         *("access_log", "access_log_size", "scrub"),
         *("s3_delay", "s3_wait", "s3_shared", "s3_stream", "s3_recheck"),
-        *("pool_wait", "pool_copies"),
+        *("pool_wait", "pool_copies", "pool_stream"),
     }
 
 

@@ -107,7 +107,7 @@ def status(unique: Iterator[int]) -> dict[str, Any]:
             "place": "redis://secret/kv",
             "index": {"up": True, "why": "a secret"},
             "serves": True,
-            **counted(("objects", "bytes", "lag_s", "nodes_live", "hits")),
+            **counted(("objects", "bytes", "lag_s", "nodes_live", "hits", "streaming")),
             "counters": counted(POOL_COUNTERS),
             "fetch_seconds": fetches.describe(),
         },

@@ -4,6 +4,7 @@ import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
@@ -12,13 +13,14 @@ import trio
 import trio.testing
 
 from kvfs.catalog import ROOT_INO, Inode
-from kvfs.core.bucket.download import streaming
+from kvfs.core.fetching import streaming
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import NotFoundError, TierError
-from kvfs.movement.downloading import DownloadJob, Ends, Word, WordKind, tell
+from kvfs.movement.downloading import DownloadJob
 from kvfs.movement.movers import Moved
 from kvfs.movement.remote import Lane, Remote
+from kvfs.movement.streams import Ends, Word, WordKind, tell
 from kvfs.s3 import chunked
 from kvfs.s3.chunks import LEAST, MOST, NAME, Chunks, chunk_size, weigh
 from kvfs.s3.errors import MetadataError, ObjectChangedError, OutageError, WrongBytesError
@@ -396,6 +398,7 @@ def test_file_of_a_dead_mover_is_not_read(made: World) -> None:
     async def case() -> None:
         inode = await spilled(made)
         assert made.ram is not None
+        assert made.bucket is not None
         found: list[Stream] = []
         stored = made.ledger.dirty.stored(inode.ino)
         assert stored is not None
@@ -415,7 +418,9 @@ def test_file_of_a_dead_mover_is_not_read(made: World) -> None:
         wanted = DownloadJob(stored, path, inode.size, inode.digest, inode.backing_mtime_ns)
         dying = cast("Remote", _Dying(check))
         with pytest.raises(OutageError):
-            await streaming.bring(dying, inode, "a", wanted, made.ram, began)
+            await streaming.bring(
+                *(partial(dying.stream, wanted), inode, "a", made.ram, began, made.bucket)
+            )
         assert found
 
     trio.run(case)
@@ -633,7 +638,8 @@ def test_bytes_of_a_file_that_was_replaced_are_waited_for_again(
 ) -> None:
     async def case() -> None:
         assert made.ram is not None
-        stream = Stream(made.ram, 2 * LEAST, LEAST)
+        assert made.bucket is not None
+        stream = Stream(made.ram, 2 * LEAST, LEAST, made.bucket)
         stream.join()
         for name in ("one", "two"):
             (tmp_path / name).write_bytes(name.encode())

@@ -63,7 +63,8 @@ class Census:
                     break
                 current = ledger.table.inode(inode.ino)
                 if current and current.in_pool and current.session != ledger.session:
-                    ledger.removals.forget_remote(current)  # the index tells of it again
+                    if current.ino not in ledger.table.open:  # a program reads it while it comes
+                        ledger.removals.forget_remote(current)  # the index tells of it again
                 elif current is not None and ledger.records.is_lost(current):
                     ledger.removals.drop(current, "lost")
                     await trio.lowlevel.checkpoint()

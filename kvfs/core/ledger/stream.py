@@ -1,11 +1,11 @@
-"""An object that is read while it comes from the bucket: which of its chunks are here.
+"""An object that is read while it comes, from a bucket or a node: which of its chunks are here.
 
 Contract: `bytes_here` returns once the wanted bytes are in the file, and each chunk of them is
 verified. Those bytes do not change until the file is replaced or closed. A reader that waits makes
 its chunk come next. A stream ends once: complete or with a problem. After a problem its file is
 closed, and each wait fails. The users of a stream are the open object that reads it and the fetch
 that fills it. When the last user leaves, the file is closed. Not for the source of the bytes
-(`core/bucket`).
+(`core/bucket`, `core/pool`).
 """
 
 import os
@@ -14,15 +14,16 @@ from collections.abc import Callable
 import trio
 
 from kvfs.errors import TierError
-from kvfs.tiers import Tier
+from kvfs.tiers import Bucket, OtherNodes, Tier
 
 
 class Stream:
     """`tier` has its file. `want(chunk)` tells the fetch that a reader waits for that chunk."""
 
-    def __init__(self, tier: Tier, size: int, chunk: int) -> None:
-        """chunk: bytes of each but the last."""
+    def __init__(self, tier: Tier, size: int, chunk: int, where: Bucket | OtherNodes) -> None:
+        """chunk: bytes of each but the last. where: the place that the bytes come from."""
         self.tier = tier
+        self.where = where
         self.size = size
         self.fd = -1
         self.want: Callable[[int], None] = _nobody

@@ -81,6 +81,13 @@ class TierTransfers:
             return None
         return current
 
+    def still_wanted(self, ino: int, version: int) -> Inode | None:
+        """As `still_current`, but also an unlinked object that a program reads while it comes."""
+        held = self.ledger.table.open.get(ino)
+        if held is not None and held.coming and held.inode.version == version:
+            return None if held.writers or held.lost else held.inode
+        return self.still_current(ino, version)
+
     async def copy(self, inodes: list[Inode], source: Tier, target: Tier, counter: str) -> None:
         """Copy sealed objects of one namespace, and record the copies of the unchanged ones.
 

@@ -46,7 +46,7 @@ class Verifier(Protocol):
 
 
 class Fetcher(Protocol):
-    """Downloads an object that only the bucket has."""
+    """Fetches an object that only the bucket has, or only other nodes of the pool have."""
 
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
         """Return a stream while the bytes come, or None once a local tier has the object.
@@ -55,18 +55,15 @@ class Fetcher(Protocol):
         object changed meanwhile.
         """
 
+
+class BucketFetcher(Fetcher, Protocol):
+    """Downloads an object from the bucket, or only its header."""
+
     async def header(self, inode: Inode) -> Header | None:
         """Download only the first bytes. Return None if the caller must `fetch` the whole object.
 
         Raises NotFoundError.
         """
-
-
-class PeerFetcher(Protocol):
-    """Fetches an object that only other nodes of the pool have."""
-
-    async def fetch(self, inode: Inode) -> None:
-        """Return once a local tier has the object. Raises NotFoundError, StaleError."""
 
 
 class Unpacker(Protocol):
@@ -87,9 +84,9 @@ class Copies:
         ledger: Ledger,
         verifier: Verifier,
         files: BackingFiles,
-        fetcher: Fetcher | None = None,
+        fetcher: BucketFetcher | None = None,
         unpacker: Unpacker | None = None,
-        peers: PeerFetcher | None = None,
+        peers: Fetcher | None = None,
     ) -> None:
         self.ledger = ledger
         self.catalog = ledger.catalog
@@ -106,8 +103,8 @@ class Copies:
     ) -> tuple[Tier, int, Tier | Bucket | OtherNodes] | Stream | Header:
         """Open the fastest sound copy. Return its tier, its descriptor, and where its bytes were.
 
-        If the bytes still come from the bucket, return a stream, which can be read already. If the
-        process scans, return the header. Raises NotFoundError (a miss), StaleError, CatalogError.
+        If the bytes still come, return a stream, which can be read already. If the process scans,
+        return the header. Raises NotFoundError (a miss), StaleError, CatalogError.
         """
         found, lost = await self.open_here(inode, writable=writable)
         where: Tier | Bucket | OtherNodes | None = None
@@ -118,7 +115,9 @@ class Copies:
                 found, _ = await self.open_here(inode, writable=writable)
                 lost = found is None
             if found is None and self._peers is not None and self._remote(inode):
-                await self._peers.fetch(inode)
+                stream = await self._peers.fetch(inode, whole=writable)
+                if stream is not None:
+                    return stream
                 where = self.ledger.tiers.nodes
                 found, lost = await self._open_fetched(inode, writable=writable)
             if found is None and (spilled := self._spilled(inode)) is not None:
@@ -152,6 +151,15 @@ class Copies:
         self.ledger.counters["opens_unreadable"] += 1
         space.counters["opens_unreadable"] += 1
         self.ledger.misses.counted(space, key_of(inode))
+
+    def fetcher_of(self, inode: Inode, *, scanned: bool) -> Fetcher | None:
+        """Return the fetcher of an object that no local tier has; None if nothing has its bytes.
+
+        scanned: its header came from the bucket.
+        """
+        if inode.in_pool:
+            return self._peers
+        return self._fetcher if inode.in_bucket or scanned else None
 
     def _current(self, inode: Inode) -> Inode | None:
         """Return the catalog's record of the inode; None if it is gone or has another version."""

@@ -1,4 +1,4 @@
-"""Serve reads of objects that were opened while their bytes came from the bucket.
+"""Serve reads of objects that were opened while their bytes came from the bucket or a node.
 
 Contract: such an object is *direct* until its last close: the daemon serves its reads, not the
 kernel. The daemon reads from a stream while the bytes come, and later from a copy if there is one.
@@ -19,19 +19,18 @@ import logging
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
-from kvfs.core.objects.copies import Copies, Fetcher
+from kvfs.core.objects.copies import Copies
 from kvfs.errors import NotFoundError, StaleError, TierError
 
 log = logging.getLogger(__name__)
 
 
 class Incoming:
-    """Serves direct objects. `fetcher` downloads from the bucket; None without a bucket."""
+    """Serves direct objects."""
 
-    def __init__(self, ledger: Ledger, copies: Copies, fetcher: Fetcher | None) -> None:
+    def __init__(self, ledger: Ledger, copies: Copies) -> None:
         self.ledger = ledger
         self.copies = copies
-        self.fetcher = fetcher
 
     @staticmethod
     def set_stream(held: OpenObject, stream: Stream | None) -> None:
@@ -50,8 +49,8 @@ class Incoming:
             header.leave()
 
     def count_open(self, held: OpenObject) -> None:
-        """Count an open of an object whose bytes come from the bucket."""
-        where = self.ledger.tiers.bucket
+        """Count an open of an object whose bytes come from the bucket or from a node."""
+        where = self.ledger.tiers.bucket if held.stream is None else held.stream.where
         where.hits += 1
         self.ledger.namespaces.read(held.inode, where)
 
@@ -71,9 +70,10 @@ class Incoming:
     async def _bring(self, held: OpenObject, *, whole: bool) -> None:
         inode = held.inode
         if not self.ledger.tiers.holders(inode):
-            if self.fetcher is None or not (inode.in_bucket or held.header is not None):
+            fetcher = self.copies.fetcher_of(inode, scanned=held.header is not None)
+            if fetcher is None:
                 raise TierError("its bytes have not all come, and are gone")
-            stream = await self.fetcher.fetch(inode, whole=whole)
+            stream = await fetcher.fetch(inode, whole=whole)
             if stream is not None:
                 if stream is not held.stream:
                     self.set_stream(held, stream)
@@ -96,7 +96,7 @@ class Incoming:
                 await self._go_on(held)
             if held.stream is None:
                 return held.fd
-            await held.stream.bytes_here(start, length, self.ledger.tiers.bucket.wait)
+            await held.stream.bytes_here(start, length, held.stream.where.wait)
         except TierError as error:
             what = self.ledger.catalog.named(held.inode.ino)
             log.error("%s: a read gets EIO: %s", what, error)

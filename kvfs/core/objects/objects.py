@@ -27,7 +27,7 @@ from kvfs.core.ledger.header import Header
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
-from kvfs.core.objects.copies import Copies, Fetcher, PeerFetcher, Unpacker, Verifier
+from kvfs.core.objects.copies import BucketFetcher, Copies, Fetcher, Unpacker, Verifier
 from kvfs.core.objects.create import Creation
 from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.incoming import Incoming
@@ -55,9 +55,9 @@ class Objects:
         *,
         promote: Callable[[Inode], None],
         verify: Callable[[Inode], None],
-        fetcher: Fetcher | None = None,
+        fetcher: BucketFetcher | None = None,
         unpacker: Unpacker | None = None,
-        peers: PeerFetcher | None = None,
+        peers: Fetcher | None = None,
     ) -> None:
         self.ledger = ledger
         self.catalog = ledger.catalog
@@ -69,7 +69,7 @@ class Objects:
         self.creation = Creation(ledger, placement, files, self.publishing)
         self.copies = Copies(ledger, verifier, files, fetcher, unpacker, peers)
         self.scans = self.copies.scans
-        self.incoming = Incoming(ledger, self.copies, fetcher)
+        self.incoming = Incoming(ledger, self.copies)
         self.sealing = Sealing(ledger, placement, files, self.publishing, self.incoming, verify)
 
     # Opening
@@ -267,7 +267,7 @@ class Objects:
         The kernel refuses to mix passthrough and served reads once a reader has the file mapped.
         """
         held = OpenObject(inode, stream.tier, -1, writable=False, accounted=bool(inode.links))
-        held.direct, held.brought_from = True, Bucket.name
+        held.direct, held.brought_from = True, stream.where.name
         self.incoming.set_stream(held, stream)
         self.ledger.table.open[inode.ino] = held
         self.ledger.counters["opens_served"] += 1

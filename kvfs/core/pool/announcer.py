@@ -29,6 +29,7 @@ import trio.lowlevel
 from kvfs.catalog import Batch, Inode
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import TierTransfers
+from kvfs.core.pool.chunk_digests import ChunkDigests
 from kvfs.core.pool.conflicts import Conflicts
 from kvfs.core.pool.digests import Digests
 from kvfs.core.pool.entries import facts_of
@@ -98,6 +99,7 @@ class Announcer:
         lookup: PoolLookup,
         movers: MoverPool,
         fetched: dict[int, int],
+        chunks: ChunkDigests,
         news: News,
     ) -> None:
         """fetched: the versions of inodes that came from other nodes in this session."""
@@ -107,7 +109,8 @@ class Announcer:
         self.entries = lookup.entries
         self.index = lookup.index
         self.peers = lookup.peers
-        self.digests = Digests(transfers, movers)
+        self.chunks = chunks
+        self.digests = Digests(transfers, movers, chunks, self.announce)
         self.objects = IndexedObjects(self.entries, fetched)
         self.listed = ListedNames(self.index, self.entries)
         self.conflicts = Conflicts(
@@ -412,6 +415,7 @@ class Announcer:
         for ino in inos:
             if ino not in here:
                 self.objects.forget(ino)
+                self.chunks.forget(ino)
                 self._attributes.pop(ino, None)
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
@@ -442,7 +446,7 @@ class Announcer:
         tier = self._served(inode)
         if tier is None:
             return None
-        if not inode.digest:
+        if not inode.digest or (self.objects.is_new(inode) and self.chunks.lack(inode)):
             self.digests.begin(inode, tier)
             return None
         key = self.entries.key(inode)
@@ -451,7 +455,8 @@ class Announcer:
         _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))
         me = self.peers.me()
         owner = Owner(me.node, me.incarnation, tier.name, f"{inode.ino:x}.{inode.version:x}")
-        return Announcement(key, facts_of(inode, model), owner, self.objects.is_fresh(inode))
+        facts = facts_of(inode, model, self.chunks.of(inode))
+        return Announcement(key, facts, owner, self.objects.is_fresh(inode))
 
     def _served(self, inode: Inode) -> Tier | None:
         """The tier with a copy that nginx can serve, the fastest first."""

@@ -13,6 +13,7 @@ from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.names.tree import Tree, is_name
 from kvfs.core.pool.leaving import Leaving
 from kvfs.pool.index import PoolEntry
+from kvfs.s3.chunks import Chunks
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX, Keys, ObjectName, unescape
 from kvfs.settings import Settings
@@ -220,7 +221,7 @@ def _in_pool(name: ObjectName) -> ObjectName:
     return ObjectName(top, 1, path) if slash and not name.namespace else name
 
 
-def facts_of(inode: Inode, model: str) -> Facts:
+def facts_of(inode: Inode, model: str, chunks: Chunks | None = None) -> Facts:
     """The facts of an object that has its digest."""
     return Facts(
         size=inode.size,
@@ -234,6 +235,7 @@ def facts_of(inode: Inode, model: str) -> Facts:
         model=model,
         stored_size=inode.size,
         stored_digest=inode.digest,
+        chunks=chunks,
     )
 
 

@@ -1,8 +1,9 @@
 """Fetches objects of other nodes, when programs open them.
 
-Contract: `fetch` returns when the object has a copy here, or raises NotFoundError, a miss. It asks
-one owner after the other, within `wait` seconds together with the lookup of the name before. An
-object has one fetch at a time, for all callers. A mover compares the digest before the copy gets a
+Contract: `fetch` returns when the object has a copy here, or raises NotFoundError, a miss. If a
+stream is enough for the caller, it returns as soon as programs can read a large object. It asks one
+owner after the other, within `pool_wait` together with the lookup of the name before. An object has
+one fetch at a time, for all callers. A mover compares the digest before the copy gets a
 name (`kvfs.pool.fetching`). If no owner gives the object, its name goes, unless programs have it
 open: the next lookup asks the index again. The caller holds the inode's lock. `ahead` fetches an
 object for which no open waits, as long as a `PrefetchRequest` wants it; an open that comes
@@ -21,18 +22,24 @@ from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
+from kvfs.core.fetching import streaming
 from kvfs.core.fetching.budget import Budget
 from kvfs.core.fetching.fetch import Fetch, PrefetchRequest, UnwantedError, reserve
 from kvfs.core.ledger.latencies import Histogram
+from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
+from kvfs.core.pool.chunk_digests import ChunkDigests
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.shared_work import WorkByKey, start_task
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved, MoverPool, patience_for
+from kvfs.movement.streams import Ends
 from kvfs.pool import fetching
 from kvfs.pool.errors import IndexDownError, NoFileError, PeerError
-from kvfs.pool.fetching import FetchJob, PeerFile
+from kvfs.pool.fetching import FetchJob
 from kvfs.pool.index import PATIENCE, Lease, Owner
+from kvfs.pool.peer_file import PeerFile
+from kvfs.s3.chunks import Chunks
 from kvfs.tiers import Reservation, Tier
 from kvfs.tiers.tier import FANOUT
 
@@ -46,6 +53,7 @@ COUNTERS = (
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 LOOKUP_S = 2 * PATIENCE  # s of the lookup that comes before an open: an entry, and its leases
 SENT_BACK = 5.0  # s in which a second failure of a name is a miss: a program would see ESTALE
+SPOILED = 600.0  # s in which an object comes as a whole after its stream failed
 SMALL = 256 << 10  # bytes up to which a thread fetches: a mover takes 1 ms more to begin
 
 
@@ -60,10 +68,12 @@ class PoolFetch:
         movers: MoverPool,
         lookup: PoolLookup,
         jobs: set[int],
+        chunks: ChunkDigests,
         *,
         tls: Path | None = None,
     ) -> None:
         self.ledger = transfers.ledger
+        self.nodes = self.ledger.tiers.nodes
         self.transfers = transfers
         self.room = room
         self.quota = quota
@@ -71,7 +81,7 @@ class PoolFetch:
         self.lookup = lookup
         self.peers = lookup.peers
         self.entries = lookup.entries
-        self.wait = 2.0
+        self.chunks = chunks
         self.counters = Counter(dict.fromkeys(COUNTERS, 0))
         self.opening: Callable[[Inode], None] = lambda _inode: None
         self.seconds = Histogram()  # of fetches that gave an object
@@ -81,6 +91,7 @@ class PoolFetch:
         self._threads = trio.CapacityLimiter(FETCHES)
         self._limiter = trio.CapacityLimiter(FETCHES)
         self._sent_back: LastSeen[str] = LastSeen()
+        self._spoiled: LastSeen[bytes] = LastSeen()  # digests of objects whose streams failed
         self.budget = Budget(IN_FLIGHT, FETCHES)
         self._running: WorkByKey[int, Fetch] = WorkByKey(
             lambda ino, error: log.error(
@@ -88,26 +99,45 @@ class PoolFetch:
             )
         )
 
-    async def fetch(self, inode: Inode) -> None:
-        """Fetch a remote object, or join its fetch. Raises NotFoundError, StaleError."""
-        running = self._running.get(inode.ino)
+    @property
+    def streaming(self) -> int:
+        """The number of objects that programs can read while they come."""
+        return sum(one.stream is not None for one in self._running)
+
+    async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
+        """Fetch a remote object, or join its fetch. Returns None if a copy is here now.
+
+        whole: the caller needs a copy; otherwise a stream is enough. Raises NotFoundError,
+        StaleError. The caller holds the inode's lock.
+        """
+        running, wait = self._running.get(inode.ino), self.nodes.wait
         if running is None:
-            running = self._begin(inode, None)
+            running = self._begin(inode, None, streamed=not whole and self._may_stream(inode))
         elif not running.turn.urgent:
             self.budget.hurry(running.turn)
         self.opening(inode)
-        with trio.move_on_after(max(self.wait / 2, self.wait - LOOKUP_S)):
-            await running.ended.wait()
+        enough = running.ended if whole else running.ready
+        with trio.move_on_after(max(wait / 2, wait - LOOKUP_S)):
+            await enough.wait()
+        if not enough.is_set():
+            raise NotFoundError(f"{self._named(inode.ino)} is not here within {wait:g} s")
         if not running.ended.is_set():
-            raise NotFoundError(f"{self._named(inode.ino)} is not here within {self.wait:g} s")
+            return running.stream
         running.expect_done(self._named(inode.ino))
+        return None
+
+    def _may_stream(self, inode: Inode) -> bool:
+        return self.chunks.may_stream(inode) and self._spoiled.age(inode.digest) > SPOILED
 
     def stop(self) -> None:
         """Stop all fetches after an unmount."""
         self._running.stop()
 
-    def _begin(self, inode: Inode, request: PrefetchRequest | None) -> Fetch:
-        running = Fetch(inode.copy(), Tier.cost(-(-inode.size // 4096) * 8), request)
+    def _begin(
+        self, inode: Inode, request: PrefetchRequest | None, *, streamed: bool = False
+    ) -> Fetch:
+        cost = Tier.cost(-(-inode.size // 4096) * 8)
+        running = Fetch(inode.copy(), cost, request, streamed=streamed)
         self.budget.ask(running.turn)
         return self._running.begin(inode.ino, running, partial(self._run, running))
 
@@ -143,16 +173,12 @@ class PoolFetch:
         key = self.entries.key(inode)
         if key is None or not self.entries.is_shared(inode):
             raise StaleError(f"{self._named(inode.ino)} has lost its name, or left the pool")
-        failures: list[str] = []
         began = trio.current_time()
         try:
-            given = await self._try_owners(key, running, failures)
-            if not given and self.lookup.forget_answer(key):  # it has moved since the lookup
-                given = await self._try_owners(key, running, failures)
-            if given:
-                self.seconds.observe(trio.current_time() - began)
-                return
-            raise NotFoundError("no live node gives it: " + ("; ".join(failures) or "none has it"))
+            if running.streamed:
+                await self._ask_patiently(key, running)
+            await self._bring(key, running)
+            self.seconds.observe(trio.current_time() - began)
         except IndexDownError as error:
             self.lookup.failed(error)  # the name stays: the index will know more
             raise
@@ -160,6 +186,8 @@ class PoolFetch:
             raise
         except (NotFoundError, TierError) as error:
             log.info("%s is a miss: %s", self._named(inode.ino), error)
+            if running.stream is not None:  # next time its open fails, not its reads
+                self._spoiled.note(inode.digest)
             self.lookup.forget(key)
             if running.turn.urgent and self._may_be_stored(inode, key):
                 self.entries.forget(inode.ino)
@@ -175,75 +203,124 @@ class PoolFetch:
         self._sent_back.note(key)
         return self.ledger.namespaces.of(inode).takes(bucket)
 
-    async def _try_owners(self, key: str, running: Fetch, failures: list[str]) -> bool:
-        """Fetch the object from the first owner that gives it; False if none does."""
-        for owner, lease in await self._owners(key, running.inode):
-            try:
-                await self._fetch_from(owner, lease, running)
-            except NoFileError as error:
-                failures.append(str(error))
-            except PeerError as error:
-                self.peers.failed(owner.node, str(error))
-                self.counters["failed"] += 1
-                failures.append(str(error))
-            else:
-                self.peers.gave(owner.node)
-                return True
-        return False
-
     async def _forget(self, ino: int) -> None:
         """Forget the name, once the open that failed has left the inode."""
         async with self.ledger.table.locked(ino):
             self.entries.forget(ino)
 
-    async def _owners(self, key: str, inode: Inode) -> Sequence[tuple[Owner, Lease]]:
+    async def _ask_patiently(self, key: str, running: Fetch) -> None:
+        """Ask the index for as long as a read may wait: a failed read is an error, and no miss.
+
+        After a takeover a program reads on before the new daemon is connected. Raises
+        IndexDownError.
+        """
+        while True:
+            try:
+                await self.lookup.entry(key)
+            except IndexDownError:
+                if trio.current_time() > running.began + self.nodes.wait / 2:
+                    raise
+                await trio.sleep(PATIENCE)
+            else:
+                return
+
+    async def _owners(
+        self, key: str, inode: Inode
+    ) -> tuple[list[tuple[Owner, Lease]], Chunks | None]:
+        """The live owners of an object, and its chunks. Raises NotFoundError, IndexDownError."""
         entry = await self.lookup.entry(key)
         if entry is None or entry.facts.digest != inode.digest or entry.facts.size != inode.size:
             raise NotFoundError("the index has another object by its name, or none")
         found = await self.peers.usable(entry)
         # A client of the index could announce a server of its own, without a certificate.
-        return [(owner, lease) for owner, lease in found if lease.tls or not self._tls]
+        usable = [(owner, lease) for owner, lease in found if lease.tls or not self._tls]
+        return usable, entry.facts.chunks
 
-    async def _fetch_from(self, owner: Owner, lease: Lease, running: Fetch) -> None:
+    async def _bring(self, key: str, running: Fetch) -> None:
+        """Fetch the object into a tier, from the first owner that gives it."""
         inode = running.inode
         ino, version = inode.ino, inode.version
+        owners, chunks = await self._owners(key, inode)
         while ino in self._jobs:  # noqa: ASYNC110 (other jobs signal no end)
             await trio.sleep(PERIOD)
         self._jobs.add(ino)
         try:
             with self._reserve(running) as room:
-                await self.transfers.wait_for_trash(room.tier, ino, version)
-                source = PeerFile(lease.address, path_of(owner), self._tls)
-                destination = room.tier.path(ino, version)
+                tier = room.tier
+                await self.transfers.wait_for_trash(tier, ino, version)
+                nowhere = PeerFile("", "", self._tls)
                 wanted = FetchJob(
-                    source, destination, inode.size, inode.digest, inode.backing_mtime_ns
+                    *(nowhere, tier.path(ino, version), inode.size, inode.digest),
+                    inode.backing_mtime_ns,
                 )
-                moved = await self._bring(wanted)
-                self._enter(inode, room.tier, moved)
+                if running.streamed and chunks is not None:
+                    moved = await streaming.bring(
+                        partial(self._try_owners, key, inode, owners, wanted, chunks),
+                        *(inode, self._named(ino), tier, running.begin_stream, self.nodes),
+                    )
+                else:
+                    moved = await self._try_owners(key, inode, owners, wanted)
+                self._enter(inode, tier, moved, chunks)
         finally:
             self._jobs.discard(ino)
             self.ledger.wakeup.wake()
 
-    async def _bring(self, wanted: FetchJob) -> Moved:
+    async def _try_owners(
+        self,
+        key: str,
+        inode: Inode,
+        owners: Sequence[tuple[Owner, Lease]],
+        wanted: FetchJob,
+        chunks: Chunks | None = None,
+        ends: Ends | None = None,
+    ) -> Moved:
+        """Fetch the object from the first owner that gives it. chunks, ends: of its stream.
+
+        Raises NotFoundError if no owner gives it.
+        """
+        failures: list[str] = []
+        for again in (False, True):
+            if again:  # it has moved since the lookup
+                owners, _ = await self._owners(key, inode)
+            for owner, lease in owners:
+                source = PeerFile(lease.address, path_of(owner), self._tls)
+                try:
+                    moved = await self._run_job(wanted._replace(source=source), chunks, ends)
+                except NoFileError as error:
+                    failures.append(str(error))
+                except PeerError as error:
+                    self.peers.failed(owner.node, str(error))
+                    self.counters["failed"] += 1
+                    failures.append(str(error))
+                else:
+                    self.peers.gave(owner.node)
+                    return moved
+            if not self.lookup.forget_answer(key):
+                break
+        raise NotFoundError("no live node gives it: " + ("; ".join(failures) or "none has it"))
+
+    async def _run_job(self, wanted: FetchJob, chunks: Chunks | None, ends: Ends | None) -> Moved:
         """Fetch in a thread or a mover. Raises PeerError, OSError, TierError."""
         if wanted.size <= SMALL:
             return await trio.to_thread.run_sync(fetching.fetch, wanted, limiter=self._threads)
-        return await self.movers.run(
-            *(fetching.fetch, wanted),
-            patience=patience_for(wanted.size),
-            destinations=[wanted.destination],
-            limiter=self._limiter,
+        patience, destinations = patience_for(wanted.size), [wanted.destination]
+        run = partial(
+            self.movers.run, patience=patience, destinations=destinations, limiter=self._limiter
         )
+        if chunks is None or ends is None:
+            return await run(fetching.fetch, wanted)
+        return await run(fetching.stream, wanted, chunks, ends)
 
-    def _enter(self, inode: Inode, tier: Tier, moved: Moved) -> None:
+    def _enter(self, inode: Inode, tier: Tier, moved: Moved, chunks: Chunks | None) -> None:
         """Record the copy. Raises CatalogError, StaleError if the object has changed meanwhile."""
         ledger, ino = self.ledger, inode.ino
-        current = self.transfers.still_current(ino, inode.version)
+        current = self.transfers.still_wanted(ino, inode.version)
         if current is None or not current.in_pool:
             ledger.trash.throw_away(tier, ino, inode.version)
             raise StaleError(f"{self._named(ino)} has changed while it was fetched")
         current.session = ledger.session  # not synced: after a crash its digest proves the copy
         self.fetched[ino] = inode.version
+        self.chunks.note(current, chunks)
         try:
             ledger.records.add_copy(current, tier, moved.blocks, moved.digest)
         except KvfsError:

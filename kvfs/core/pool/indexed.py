@@ -52,7 +52,7 @@ class IndexedObjects:
         return (
             inode.in_pool
             or inode.in_bucket  # other nodes may have copies
-            or inode.backing_mtime_ns < self._began_ns
+            or not self.is_new(inode)
             or any(ino in one for one in (self.announced, self.in_turn, self._earlier))
             or ino in self.others
             or ino in self.fetched
@@ -83,6 +83,10 @@ class IndexedObjects:
             return None
         return indexed if indexed.folder == self._folder(key) else None
 
+    def is_new(self, inode: Inode) -> bool:
+        """Whether an object was written since the daemon's start."""
+        return inode.backing_mtime_ns >= self._began_ns
+
     def is_fresh(self, inode: Inode) -> bool:
         """Whether a program has written or renamed the object, and the index does not have it.
 
@@ -95,7 +99,7 @@ class IndexedObjects:
             return True
         known = [one.version for one in (self.announced.get(ino), self._earlier.get(ino)) if one]
         known.append(self.fetched.get(ino, -1))
-        return inode.backing_mtime_ns >= self._began_ns and inode.version not in known
+        return self.is_new(inode) and inode.version not in known
 
     def _folder(self, key: str) -> str:
         return (self.entries.folder_of(key) or (key, ""))[0]

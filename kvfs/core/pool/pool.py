@@ -21,6 +21,7 @@ from kvfs.core.capacity.room import Room
 from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.names.tree import Tree
 from kvfs.core.pool.announcer import Announcer
+from kvfs.core.pool.chunk_digests import ChunkDigests
 from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.fetch import PoolFetch
 from kvfs.core.pool.follow import Follow
@@ -81,8 +82,13 @@ class Pool:
         self.peers = Peers(index, self.lease, self._index_lost, self.news)
         self.lookup = PoolLookup(index, self.entries, self.peers)
         self.listing = PoolListing(self.lookup)
-        self.fetcher = PoolFetch(transfers, room, quota, movers, self.lookup, jobs, tls=member.tls)
-        self.announcer = Announcer(transfers, self.lookup, movers, self.fetcher.fetched, self.news)
+        chunks = ChunkDigests(self.ledger.tiers.nodes)
+        self.fetcher = PoolFetch(
+            transfers, room, quota, movers, self.lookup, jobs, chunks, tls=member.tls
+        )
+        self.announcer = Announcer(
+            transfers, self.lookup, movers, self.fetcher.fetched, chunks, self.news
+        )
         self.switches = NamespaceSwitches(index, self.ledger.namespaces)
         self.recheck = Recheck(self.announcer)
         self.follow = Follow(self.lookup)
@@ -267,7 +273,7 @@ class Pool:
 
     async def owners(self, inode: Inode) -> Mapping[str, Any]:
         """The nodes that have a file, for `kvfs stat`. It waits for the index as an open does."""
-        return await owners(self.lookup, inode, self.fetcher.wait)
+        return await owners(self.lookup, inode, self.ledger.tiers.nodes.wait)
 
     def status(self) -> Mapping[str, Any]:
         """The state, for `kvfs status`."""
@@ -286,6 +292,7 @@ class Pool:
             "lag_s": self.announcer.lag_s,
             "out": list(self.peers.out),
             "failing": self.peers.failing,
+            "streaming": self.fetcher.streaming,
             "counters": {
                 **self.lookup.counters,
                 **self.fetcher.counters,

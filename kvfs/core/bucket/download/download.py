@@ -13,23 +13,24 @@ earlier file of its name waits to be unlinked. The step that records the copy ch
 still has the version of the request. If not, it removes the file. While programs read the object
 during its download, its key is in `reading`: kvfs must not delete that key. Not for the callers,
 the time that they wait, and their turns (`hydration`). Not for the order of the chunks
-(`streaming`).
+(`core/fetching/streaming`).
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
 from kvfs import failpoints
 from kvfs.catalog import Inode, Named, Stored
 from kvfs.compression.container import DamagedError
-from kvfs.core.bucket.download import streaming
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.capacity.backpressure import Backpressure
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
+from kvfs.core.fetching import streaming
 from kvfs.core.fetching.fetch import Fetch, PrefetchRequest, UnwantedError, reserve
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.errors import KvfsError, NoSpaceError, StaleError, TierError
@@ -179,7 +180,8 @@ class Downloader:
             self.reading[stored.key] += 1
             try:
                 return await streaming.bring(
-                    *(self.remote, inode, self._named(inode), wanted, tier, running.begin_stream)
+                    *(partial(self.remote.stream, wanted), inode, self._named(inode), tier),
+                    *(running.begin_stream, self.bucket),
                 )
             finally:
                 self.reading -= Counter({stored.key: 1})
@@ -189,7 +191,7 @@ class Downloader:
         """Record the copy. Raises CatalogError, StaleError if the object has changed meanwhile."""
         ledger, ino, version = self.ledger, inode.ino, inode.version
         failpoints.reach("dispatcher.hydrated")
-        current = self._fit(ino, version)
+        current = self.transfers.still_wanted(ino, version)
         if current is None or tier in ledger.tiers.holders(current):
             if current is None:
                 ledger.trash.throw_away(tier, ino, version)
@@ -207,13 +209,6 @@ class Downloader:
         if moved.cpu_seconds:
             self.bucket.counters["decompressed"] += 1
             self.bucket.counters["decompress_cpu_us"] += round(moved.cpu_seconds * 1e6)
-
-    def _fit(self, ino: int, version: int) -> Inode | None:
-        """As `TierTransfers.still_current`, but also an unlinked object that a program reads."""
-        held = self.ledger.table.open.get(ino)
-        if held is not None and held.coming and held.inode.version == version:
-            return None if held.writers or held.lost else held.inode
-        return self.transfers.still_current(ino, version)
 
     def _give_up(self, inode: Inode, error: KvfsError, *, urgent: bool) -> KvfsError:
         """Make an object that the bucket cannot give a miss, now and later.

@@ -1,15 +1,15 @@
-"""Streaming: programs read an object while a mover downloads it.
+"""Streaming: programs read an object while a mover fetches it, from a bucket or from a node.
 
-Contract: `bring` runs one such download. It calls `began` when programs can read the object, before
+Contract: `bring` runs one such fetch. It calls `began` when programs can read the object, before
 all chunks are here. If the chunks have no digests, it never calls `began`, and programs wait for
-the end of the download. If a mover dies, the download and the stream begin anew in another file. No
-byte of the object passes through the daemon. Not for room, turns and the meaning of a failure
-(`hydration`).
+the end of the fetch. If a mover dies, or the fetch begins anew with another source, the stream
+begins anew in another file. No byte of the object passes through the daemon. Not for room, turns
+and the meaning of a failure (`core/bucket/download`, `core/pool/fetch`).
 """
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 
@@ -18,28 +18,28 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.ledger.stream import Stream
 from kvfs.errors import TierError
-from kvfs.movement.downloading import DownloadJob, Ends, Word, WordKind, hear, path_of, tell
 from kvfs.movement.movers import Moved
-from kvfs.movement.remote import Remote
+from kvfs.movement.streams import Ends, Word, WordKind, hear, path_of, tell
 from kvfs.s3.chunks import chunk_size
-from kvfs.tiers import Tier, TierCall
+from kvfs.tiers import Bucket, OtherNodes, Tier, TierCall
 
 log = logging.getLogger(__name__)
 
 
 async def bring(
-    remote: Remote,
+    fill: Callable[[Ends], Awaitable[Moved]],
     inode: Inode,
     named: object,
-    wanted: DownloadJob,
     tier: Tier,
     began: Callable[[Stream], None],
+    where: Bucket | OtherNodes,
 ) -> Moved:
-    """Download an object into a tier.
+    """Fetch an object into a tier.
 
-    inode: the object's record at the begin of the fetch. named: the name of the object, for logs.
+    fill: has movers fetch it, one after the other. inode: the object's record at the begin of the
+    fetch. named: the name of the object, for logs.
     """
-    stream = Stream(tier, inode.size, chunk_size(inode.size))
+    stream = Stream(tier, inode.size, chunk_size(inode.size), where)
     followed = False  # whether the stream has the file that the present mover fills
     # The mover opens its ends of both pipes by path. So the daemon keeps all four ends open.
     with ExitStack() as stack:
@@ -88,7 +88,7 @@ async def bring(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listen)
             try:
-                moved = await remote.stream(wanted, ends)
+                moved = await fill(ends)
             except Exception as error:  # noqa: BLE001 (raised below, outside of the nursery)
                 failures.append(error)
             nursery.cancel_scope.cancel()
