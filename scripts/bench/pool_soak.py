@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import boto3  # type: ignore[import-untyped]
 import click
 import redis
 
@@ -32,9 +33,11 @@ from scripts.bench.measure import percentile
 from scripts.bench.mounted import Mounted, is_mounted, scratch
 from scripts.bench.pool import free_port
 from scripts.bench.report import Report, note
+from scripts.bench.s3 import bucket_options
 from scripts.bench.soak import LISTED, Crew, children
 from scripts.bench.workload import pooled
 from scripts.bench.workload.task import Answer, Calls, Task, WrongError
+from scripts.s3_server import Server
 
 KINDS = ("daemon", "nginx", "node", "stop", "remount", "index stop", "index lost", "index killed")
 POOL_WAIT = 2.0  # s, the default
@@ -106,15 +109,16 @@ class Index:
 class Node:
     """One node: its mount, and the clients that use it."""
 
-    def __init__(self, folder: Path, number: int, index: Index, copies: str) -> None:
+    def __init__(self, folder: Path, number: int, index: Index, more: str, nvme: str) -> None:
+        """more: options of all nodes. nvme: the size of this node's."""
         self.number = number
         path = folder / f"node{number}"
         path.mkdir()
         self.mounted = Mounted(
             path,
-            f"ram=48M,nvme={folder}/nvme{number},nvme_size=128M,entry_timeout=0,"
+            f"ram=48M,nvme={folder}/nvme{number},nvme_size={nvme},entry_timeout=0,"
             f"pool=redis://127.0.0.1:{index.port}/soak,pool_address=127.0.0.1:{free_port()},"
-            f"pool_copies={copies},pool_required=off,log={folder}/node{number}.log",
+            f"pool_required=off,log={folder}/node{number}.log{more}",
         )
         self.mounted.mount()
         self._keeper = int(self.mounted.status()["keeper_pid"])
@@ -318,16 +322,39 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 @contextlib.contextmanager
-def pool(folder: Path, count: int, copies: str) -> Iterator[tuple[list[Node], Index]]:
-    """An index and so many nodes, gone afterwards."""
+def pool(
+    folder: Path, count: int, copies: str, *, bucket: bool
+) -> Iterator[tuple[list[Node], Index]]:
+    """An index and so many nodes, gone afterwards.
+
+    With copies=keep the last node has room for the others. bucket: a real Ceph is below them.
+    """
     with contextlib.ExitStack() as stack:
         index = Index(folder)
         stack.callback(index.kill)
+        more = f",pool_copies={copies}"
+        if bucket:
+            more += f",{stack.enter_context(below(folder))}"
         nodes = []
         for number in range(count):
-            nodes.append(Node(folder, number, index, copies))
+            roomy = copies == "keep" and number == count - 1
+            nodes.append(Node(folder, number, index, more, "2G" if roomy else "128M"))
             stack.callback(nodes[-1].end)
         yield nodes, index
+
+
+@contextlib.contextmanager
+def below(folder: Path) -> Iterator[str]:
+    """A bucket of a real Ceph; gives the options of a mount."""
+    server = Server(folder / "ceph")
+    try:
+        server.start()
+        os.environ.update(server.credentials)
+        place = server.place("soak")
+        boto3.client("s3", endpoint_url=server.endpoint).create_bucket(Bucket=place.bucket)
+        yield f"{bucket_options(place)},s3_delay=0.5,s3_recheck=1"
+    finally:
+        server.wipe()
 
 
 def show(report: Report, outcome: Outcome) -> None:
@@ -365,6 +392,7 @@ def show(report: Report, outcome: Outcome) -> None:
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="Kinds of faults.")
 @click.option("--stop", "stop_s", default=30.0, show_default=True, help="s of each stop")
 @click.option("--copies", type=click.Choice(["drop", "keep"]), default="drop", show_default=True)
+@click.option("--bucket", is_flag=True, help="A bucket is below all nodes.")
 @click.option("--objects", default=2000, show_default=True)
 @click.option("--seed", default=None, type=int, help="Of everything that is random; printed.")
 @click.option("--json", "output", type=click.Path(dir_okay=False, path_type=Path))
@@ -377,6 +405,7 @@ def main(
     kinds: str,
     stop_s: float,
     copies: str,
+    bucket: bool,
     objects: int,
     seed: int | None,
     output: Path | None,
@@ -387,12 +416,18 @@ def main(
         raise click.BadParameter(f"{unknown}, expected some of {', '.join(KINDS)}")
     seed = random.SystemRandom().randrange(10**6) if seed is None else seed
     report = Report(
-        "pool_soak", seed=seed, nodes=count, copies=copies, clients=clients, seconds=seconds
+        "pool_soak",
+        seed=seed,
+        nodes=count,
+        copies=copies,
+        bucket=bucket,
+        clients=clients,
+        seconds=seconds,
     )
     task = Task("pool", "", 0, clients, seed, objects, evict=True, nodes=count)
     with scratch(Path("/var/tmp")) as folder:  # noqa: S108 (a fresh folder)
         folder.chmod(0o755)
-        with pool(folder, count, copies) as (nodes, index):
+        with pool(folder, count, copies, bucket=bucket) as (nodes, index):
             soak = PoolSoak(nodes, index, task, stop_s)
             events = [soak.rng.choice(chosen) for _ in range(number)]
             outcome = soak.run(seconds, events)
