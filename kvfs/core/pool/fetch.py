@@ -3,16 +3,15 @@
 Contract: `fetch` returns when the object has a copy here, or raises NotFoundError, a miss. If a
 stream is enough for the caller, it returns as soon as programs can read a large object. It asks one
 owner after the other, within `pool_wait` together with the lookup of the name before. An object has
-one fetch at a time, for all callers. A mover compares the digest before the copy gets a
-name (`kvfs.pool.fetching`). If no owner gives the object, its name goes, unless programs have it
-open: the next lookup asks the index again. The caller holds the inode's lock. `ahead` fetches an
-object for which no open waits, as long as a `PrefetchRequest` wants it; an open that comes
-meanwhile joins the fetch.
+one fetch at a time, for all callers. If no owner gives the object, its name goes, unless programs
+have it open: the next lookup asks the index again. The caller holds the inode's lock. `ahead`
+fetches an object for which no open waits, as long as a `PrefetchRequest` wants it; an open that
+comes meanwhile joins the fetch. Not for the owners and their bytes (`sources`).
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -30,31 +29,22 @@ from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.core.pool.chunk_digests import ChunkDigests
 from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.pool.sources import FETCHES, Sources
 from kvfs.core.shared_work import WorkByKey, start_task
 from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
-from kvfs.movement.movers import Moved, MoverPool, patience_for
-from kvfs.movement.streams import Ends
-from kvfs.pool import fetching
-from kvfs.pool.errors import IndexDownError, NoFileError, PeerError
-from kvfs.pool.fetching import FetchJob
-from kvfs.pool.index import PATIENCE, Lease, Owner
-from kvfs.pool.peer_file import PeerFile
+from kvfs.movement.movers import Moved, MoverPool
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import PATIENCE
 from kvfs.s3.chunks import Chunks
 from kvfs.tiers import Reservation, Tier
-from kvfs.tiers.tier import FANOUT
 
 log = logging.getLogger(__name__)
 
-FETCHES = 16  # under way at once, of small objects and of others
-COUNTERS = (
-    *("fetched", "fetched_bytes", "failed"),
-    *("prefetched", "prefetch_used", "prefetch_wasted"),
-)
+COUNTERS = ("fetched", "fetched_bytes", "prefetched", "prefetch_used", "prefetch_wasted")
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 LOOKUP_S = 2 * PATIENCE  # s of the lookup that comes before an open: an entry, and its leases
 SENT_BACK = 5.0  # s in which a second failure of a name is a miss: a program would see ESTALE
 SPOILED = 600.0  # s in which an object comes as a whole after its stream failed
-SMALL = 256 << 10  # bytes up to which a thread fetches: a mover takes 1 ms more to begin
 
 
 class PoolFetch:
@@ -77,8 +67,8 @@ class PoolFetch:
         self.transfers = transfers
         self.room = room
         self.quota = quota
-        self.movers = movers
         self.lookup = lookup
+        self.sources = Sources(lookup, movers, tls)
         self.peers = lookup.peers
         self.entries = lookup.entries
         self.chunks = chunks
@@ -86,10 +76,7 @@ class PoolFetch:
         self.opening: Callable[[Inode], None] = lambda _inode: None
         self.seconds = Histogram()  # of fetches that gave an object
         self.fetched: dict[int, int] = {}  # versions of inodes that came from the pool
-        self._tls = "" if tls is None else str(tls)
         self._jobs = jobs
-        self._threads = trio.CapacityLimiter(FETCHES)
-        self._limiter = trio.CapacityLimiter(FETCHES)
         self._sent_back: LastSeen[str] = LastSeen()
         self._spoiled: LastSeen[bytes] = LastSeen()  # digests of objects whose streams failed
         self.budget = Budget(IN_FLIGHT, FETCHES)
@@ -175,8 +162,6 @@ class PoolFetch:
             raise StaleError(f"{self._named(inode.ino)} has lost its name, or left the pool")
         began = trio.current_time()
         try:
-            if running.streamed:
-                await self._ask_patiently(key, running)
             await self._bring(key, running)
             self.seconds.observe(trio.current_time() - began)
         except IndexDownError as error:
@@ -208,39 +193,14 @@ class PoolFetch:
         async with self.ledger.table.locked(ino):
             self.entries.forget(ino)
 
-    async def _ask_patiently(self, key: str, running: Fetch) -> None:
-        """Ask the index for as long as a read may wait: a failed read is an error, and no miss.
-
-        After a takeover a program reads on before the new daemon is connected. Raises
-        IndexDownError.
-        """
-        while True:
-            try:
-                await self.lookup.entry(key)
-            except IndexDownError:
-                if trio.current_time() > running.began + self.nodes.wait / 2:
-                    raise
-                await trio.sleep(PATIENCE)
-            else:
-                return
-
-    async def _owners(
-        self, key: str, inode: Inode
-    ) -> tuple[list[tuple[Owner, Lease]], Chunks | None]:
-        """The live owners of an object, and its chunks. Raises NotFoundError, IndexDownError."""
-        entry = await self.lookup.entry(key)
-        if entry is None or entry.facts.digest != inode.digest or entry.facts.size != inode.size:
-            raise NotFoundError("the index has another object by its name, or none")
-        found = await self.peers.usable(entry)
-        # A client of the index could announce a server of its own, without a certificate.
-        usable = [(owner, lease) for owner, lease in found if lease.tls or not self._tls]
-        return usable, entry.facts.chunks
-
     async def _bring(self, key: str, running: Fetch) -> None:
-        """Fetch the object into a tier, from the first owner that gives it."""
-        inode = running.inode
+        """Fetch the object into a tier, from the first node that gives it."""
+        inode, named = running.inode, self._named(running.inode.ino)
         ino, version = inode.ino, inode.version
-        owners, chunks = await self._owners(key, inode)
+        # A failed read is an error, and no miss. After a takeover a program reads on before the new
+        # daemon is connected.
+        until = running.began + self.nodes.wait / 2 if running.streamed else 0.0
+        found = await self.sources.find(key, inode, until=until)
         while ino in self._jobs:  # noqa: ASYNC110 (other jobs signal no end)
             await trio.sleep(PERIOD)
         self._jobs.add(ino)
@@ -248,68 +208,17 @@ class PoolFetch:
             with self._reserve(running) as room:
                 tier = room.tier
                 await self.transfers.wait_for_trash(tier, ino, version)
-                nowhere = PeerFile("", "", self._tls)
-                wanted = FetchJob(
-                    *(nowhere, tier.path(ino, version), inode.size, inode.digest),
-                    inode.backing_mtime_ns,
-                )
-                if running.streamed and chunks is not None:
+                bring = partial(self.sources.bring, key, inode, found, tier.path(ino, version))
+                if running.streamed and found.chunks is not None:
                     moved = await streaming.bring(
-                        partial(self._try_owners, key, inode, owners, wanted, chunks),
-                        *(inode, self._named(ino), tier, running.begin_stream, self.nodes),
+                        bring, inode, named, tier, running.begin_stream, self.nodes
                     )
                 else:
-                    moved = await self._try_owners(key, inode, owners, wanted)
-                self._enter(inode, tier, moved, chunks)
+                    moved = await bring()
+                self._enter(inode, tier, moved, found.chunks)
         finally:
             self._jobs.discard(ino)
             self.ledger.wakeup.wake()
-
-    async def _try_owners(
-        self,
-        key: str,
-        inode: Inode,
-        owners: Sequence[tuple[Owner, Lease]],
-        wanted: FetchJob,
-        chunks: Chunks | None = None,
-        ends: Ends | None = None,
-    ) -> Moved:
-        """Fetch the object from the first owner that gives it. chunks, ends: of its stream.
-
-        Raises NotFoundError if no owner gives it.
-        """
-        failures: list[str] = []
-        for again in (False, True):
-            if again:  # it has moved since the lookup
-                owners, _ = await self._owners(key, inode)
-            for owner, lease in owners:
-                source = PeerFile(lease.address, path_of(owner), self._tls)
-                try:
-                    moved = await self._run_job(wanted._replace(source=source), chunks, ends)
-                except NoFileError as error:
-                    failures.append(str(error))
-                except PeerError as error:
-                    self.peers.failed(owner.node, str(error))
-                    self.counters["failed"] += 1
-                    failures.append(str(error))
-                else:
-                    self.peers.gave(owner.node)
-                    return moved
-            if not self.lookup.forget_answer(key):
-                break
-        raise NotFoundError("no live node gives it: " + ("; ".join(failures) or "none has it"))
-
-    async def _run_job(self, wanted: FetchJob, chunks: Chunks | None, ends: Ends | None) -> Moved:
-        """Fetch in a thread or a mover. Raises PeerError, OSError, TierError."""
-        if wanted.size <= SMALL:
-            return await trio.to_thread.run_sync(fetching.fetch, wanted, limiter=self._threads)
-        patience, destinations = patience_for(wanted.size), [wanted.destination]
-        run = partial(
-            self.movers.run, patience=patience, destinations=destinations, limiter=self._limiter
-        )
-        if chunks is None or ends is None:
-            return await run(fetching.fetch, wanted)
-        return await run(fetching.stream, wanted, chunks, ends)
 
     def _enter(self, inode: Inode, tier: Tier, moved: Moved, chunks: Chunks | None) -> None:
         """Record the copy. Raises CatalogError, StaleError if the object has changed meanwhile."""
@@ -343,9 +252,3 @@ class PoolFetch:
 
     def _named(self, ino: int) -> object:
         return self.ledger.catalog.named(ino)
-
-
-def path_of(owner: Owner) -> str:
-    """The path at which an owner's nginx serves its file."""
-    ino = int(owner.file.partition(".")[0], 16)
-    return f"/{owner.tier}/{ino % FANOUT:02x}/{owner.file}"

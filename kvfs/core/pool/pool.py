@@ -296,6 +296,7 @@ class Pool:
             "counters": {
                 **self.lookup.counters,
                 **self.fetcher.counters,
+                **self.fetcher.sources.counters,
                 **self.announcer.counters,
                 **self.announcer.conflicts.counters,
                 **self.reads.counters,
