@@ -84,32 +84,50 @@ class Sample:
 
 
 class GhostCache:
-    """One policy, leaf-first, on the keys of a sample; it keeps no values."""
+    """One policy, leaf-first, on the keys of a sample; it keeps no values.
 
-    __slots__ = ("kind", "misses", "policy", "touch")
+    Guests are copies from other nodes. They go first, the oldest first, until their next access.
+    """
+
+    __slots__ = ("guests", "kind", "misses", "policy", "touch")
 
     def __init__(self, kind: str, entries: int) -> None:
         self.kind = kind
         self.policy = LeafFirst(SHOWN[kind](entries))
         self.touch = self.policy.touch  # an access; None: a miss
         self.misses = 0.0  # the observer counts them, and lets them decay
+        self.guests: dict[int, None] = {}  # keys, the oldest first
 
-    def store(self, key: int, parent: int) -> None:
+    def store(self, key: int, parent: int, *, guest: bool = False) -> None:
         """Store a key after a miss."""
         policy = self.policy
         entries = policy.capacity
         while len(policy) >= entries:
-            policy.take(key)
+            self._take(key)
         policy.add(key, 0, parent)
+        if guest:
+            self.guests[key] = None
+
+    def discard(self, key: int) -> None:
+        """Forget a key, if it is here."""
+        self.guests.pop(key, None)
+        self.policy.discard(key)
+
+    def _take(self, incoming: int | None = None) -> None:
+        """Evict a key."""
+        if self.guests:
+            self.discard(next(iter(self.guests)))
+        else:
+            self.policy.take(incoming)
 
     def resize(self, entries: int, sample: Sample) -> None:
         """Change the number of entries, in a sample that may have changed."""
         policy = self.policy
         policy.capacity = entries
         for key in [key for key in policy if key not in sample]:
-            policy.discard(key)
+            self.discard(key)
         while len(policy) > entries:
-            policy.take()
+            self._take()
 
 
 class Observer(ABC, Generic[Which]):
@@ -126,6 +144,7 @@ class Observer(ABC, Generic[Which]):
         """
         self.sample = Sample(capacity, entries)
         self.accesses = 0.0
+        self.has_guests = False  # whether a ghost ever had one
         self._capacity = capacity
         self._keep = 1 - 1 / (window * _STEPS)
         self._fewest = fewest
@@ -189,6 +208,8 @@ class Observer(ABC, Generic[Which]):
 
     def look(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
         """See an access to a key of the sample, which is counted already."""
+        if self.has_guests:
+            self._no_guest(key)
         missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
         if missed:
             self._missed(missed)
@@ -197,6 +218,30 @@ class Observer(ABC, Generic[Which]):
                 ghost.misses += 1
                 ghost.store(key, ancestor)
         self._seen_one()
+
+    def look_at_guest(
+        self, key: int, parent: int, parent_of: Callable[[int], int], *, hit: bool
+    ) -> None:
+        """See the first open of a copy from another node; its key is of the sample, and counted.
+
+        hit: the copy came before the open, as it would have with a cache of any size.
+        """
+        self._no_guest(key)
+        missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
+        if missed:
+            self.has_guests = True
+            if not hit:
+                self._missed(missed)
+            ancestor = self.sample.ancestor(parent, parent_of)
+            for ghost in missed:
+                ghost.misses += not hit
+                ghost.store(key, ancestor, guest=True)
+        self._seen_one()
+
+    def _no_guest(self, key: int) -> None:
+        """Let a key be an entry like the others from now on."""
+        for ghost in self.ghosts.values():
+            ghost.guests.pop(key, None)
 
     def _seen_one(self) -> None:
         self._due += 1
@@ -245,6 +290,7 @@ class WhatIf(Observer[float]):
         self._seen_one()
 
     def store(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
+        self._no_guest(key)
         missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
         if missed:
             ancestor = self.sample.ancestor(parent, parent_of)
@@ -255,7 +301,7 @@ class WhatIf(Observer[float]):
         """Forget a key that no size of the cache would have kept."""
         if key in self.sample:
             for ghost in self.ghosts.values():
-                ghost.policy.discard(key)
+                ghost.discard(key)
 
     def follow(self, kind: str) -> None:
         """Answer with another kind of policy from now on, beginning with the old one's keys."""
@@ -264,7 +310,7 @@ class WhatIf(Observer[float]):
         self._kind = kind
         old, self.ghosts = self.ghosts, self._make()
         for times, ghost in self.ghosts.items():
-            ghost.misses = old[times].misses
+            ghost.misses, ghost.guests = old[times].misses, old[times].guests
             policy = old[times].policy
             for key in list(policy):
                 ghost.policy.add(key, 0, policy.parent(key))
@@ -347,6 +393,14 @@ class Accesses:
         self._opens += 1
         for observer in self._drawn(key):
             observer.look(key, parent, parent_of)
+
+    def opened_guest(
+        self, key: int, parent: int, parent_of: Callable[[int], int], *, hit: bool
+    ) -> None:
+        """See the first open of a copy from another node. hit: the copy came before the open."""
+        self._opens += 1
+        for observer in self._drawn(key):
+            observer.look_at_guest(key, parent, parent_of, hit=hit)
 
     def opened_again(self, times: int) -> None:
         """See further opens of keys that were opened just now: hits in a cache of any size."""
