@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvfs.eviction import Accesses, LeafFirst, Policy, PolicySelector, Seeds, WhatIf, make
 from kvfs.eviction.adaptive import Adaptive, Handover
-from kvfs.eviction.ghosts import FEWEST, KINDS, TIMES, Sample
+from kvfs.eviction.ghosts import KINDS, Sample
+from kvfs.eviction.what_if import FEWEST, TIMES
 
 Requests = list[list[int]]
 DOCUMENTS: Requests = [[number * 1000 + block for block in range(1, 101)] for number in range(10)]
