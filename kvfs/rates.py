@@ -49,6 +49,14 @@ class Opens(NamedTuple):
         """Return the share of opens and misses that were hits; None if there were none."""
         return self.hits / self.all if self.all else None
 
+    def with_other_nodes(self, hit_ratio: float) -> float:
+        """Return a hit ratio plus the share of opens that other nodes of the pool would serve.
+
+        Assumes that they serve the same share of the opens that are no hits, at any hit ratio.
+        """
+        others = self.all - self.hits
+        return hit_ratio + (1 - hit_ratio) * self.nodes / others if others else hit_ratio
+
 
 class Bandwidth(NamedTuple):
     """Bytes of the files that readers opened, and bytes that writers wrote. Sums, or a second.

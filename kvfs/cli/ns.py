@@ -217,7 +217,13 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
         )
     for text in filter(None, (found["problem"], found.get("note"))):
         console.print(line(f"namespace {namespace.name}: {text}"))
-    ratio, sample = opens_of(found).ratio, sample_of(found)
+    opens, sample = opens_of(found), sample_of(found)
+
+    def shown(ratio: float) -> str:
+        """Return a hit ratio; in a pool also with the opens that other nodes serve."""
+        nodes = f", with other nodes {opens.with_other_nodes(ratio):.1%}" if opens.nodes else ""
+        return f"{ratio:.1%}{nodes}"
+
     console.print(
         pairs([("namespace", found["name"]), *found["settings"].items()]),
         pairs(
@@ -227,9 +233,9 @@ def _show(namespace: Named, found: dict[str, Any]) -> None:
                 *((name, human(held["bytes"])) for name, held in found["tiers"].items()),
                 *((name.replace("_", " "), str(n)) for name, n in found["counters"].items()),
                 ("follows", found["following"] or found["settings"]["eviction"]),
-                *([] if ratio is None else [("hit ratio", f"{ratio:.1%}")]),
+                *([] if opens.ratio is None else [("hit ratio", shown(opens.ratio))]),
                 *(
-                    (f"estimated at {at} x {found['capacity_objects']} objects", f"{share:.1%}")
+                    (f"estimated at {at} x {found['capacity_objects']} objects", shown(share))
                     for at, share in found["hit_ratio_at"].items()
                 ),
                 *([("estimates after", f"{sample} accesses")] if sample else []),

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 from kvfs.errors import ConfigError
 from kvfs.eviction.adaptive import Adaptive, PolicySelector, SwitchingPolicy
-from kvfs.eviction.ghosts import Accesses, Seeds, WhatIf
+from kvfs.eviction.ghosts import Accesses
 from kvfs.eviction.histories import Arc, S3Fifo
 from kvfs.eviction.leaffirst import LeafFirst
 from kvfs.eviction.policy import Policy
 from kvfs.eviction.queues import Bimodal, Fifo, Lfu, Lru, Never, Sieve
+from kvfs.eviction.what_if import Seeds, WhatIf
 
 __all__ = [
     "NAMES",

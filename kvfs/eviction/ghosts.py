@@ -8,12 +8,12 @@ ancestor in the sample. A walk of about 2**shift parents finds it, for one acces
 An `Observer` has several ghosts that see the same accesses, and counts the misses of each. It
 counts misses in the sample and accesses everywhere (SHARDS-adj of that paper). Otherwise a block
 that all prompts begin with would decide the ratio by its presence in the sample. Counts decay, in
-steps. `WhatIf` shows its counts to people: an access is an open, or a lookup in vain.
-`kvfs.eviction.adaptive` chooses by them: an access is an open, or a store, which a miss leads to.
+steps. `what_if` shows its counts to people: an access is an open, or a lookup in vain.
+`adaptive` chooses by them: an access is an open, or a store, which a miss leads to.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from kvfs.eviction.histories import Arc, S3Fifo
@@ -29,13 +29,6 @@ KINDS: dict[str, Callable[[int], Policy]] = {
     "bimodal": Bimodal,
 }
 SHOWN = KINDS | {"lfu": Lfu, "fifo": Fifo, "ttl": Fifo, "sieve": Sieve}  # `WhatIf` has them as well
-TIMES = (0.5, 1.0, 2.0, 4.0)  # multiples of the capacity
-ANSWERING = 512  # entries of the ghost of the cache's own size: 7.5 times as many in all
-FEWEST = 400  # accesses in a sample before its answer counts: the error by chance is 0.05
-SEEDS = 8 * ANSWERING  # keys: a sample has ANSWERING of those that there is room for, at most
-SOWN_AT_ONCE = 64  # of them, each in some 10 us
-_WINDOW = 8  # capacities' worth of accesses
-_STEP = 16  # accesses in the sample between two decays, at least: few would swing by chance
 _STEPS = 8  # in a capacity's worth of accesses
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: Fibonacci hashing
 Which = TypeVar("Which")  # says which cache a ghost of an observer stands for
@@ -84,32 +77,50 @@ class Sample:
 
 
 class GhostCache:
-    """One policy, leaf-first, on the keys of a sample; it keeps no values."""
+    """One policy, leaf-first, on the keys of a sample; it keeps no values.
 
-    __slots__ = ("kind", "misses", "policy", "touch")
+    Guests are copies from other nodes. They go first, the oldest first, until their next access.
+    """
+
+    __slots__ = ("guests", "kind", "misses", "policy", "touch")
 
     def __init__(self, kind: str, entries: int) -> None:
         self.kind = kind
         self.policy = LeafFirst(SHOWN[kind](entries))
         self.touch = self.policy.touch  # an access; None: a miss
         self.misses = 0.0  # the observer counts them, and lets them decay
+        self.guests: dict[int, None] = {}  # keys, the oldest first
 
-    def store(self, key: int, parent: int) -> None:
+    def store(self, key: int, parent: int, *, guest: bool = False) -> None:
         """Store a key after a miss."""
         policy = self.policy
         entries = policy.capacity
         while len(policy) >= entries:
-            policy.take(key)
+            self._take(key)
         policy.add(key, 0, parent)
+        if guest:
+            self.guests[key] = None
+
+    def discard(self, key: int) -> None:
+        """Forget a key, if it is here."""
+        self.guests.pop(key, None)
+        self.policy.discard(key)
+
+    def _take(self, incoming: int | None = None) -> None:
+        """Evict a key."""
+        if self.guests:
+            self.discard(next(iter(self.guests)))
+        else:
+            self.policy.take(incoming)
 
     def resize(self, entries: int, sample: Sample) -> None:
         """Change the number of entries, in a sample that may have changed."""
         policy = self.policy
         policy.capacity = entries
         for key in [key for key in policy if key not in sample]:
-            policy.discard(key)
+            self.discard(key)
         while len(policy) > entries:
-            policy.take()
+            self._take()
 
 
 class Observer(ABC, Generic[Which]):
@@ -126,6 +137,7 @@ class Observer(ABC, Generic[Which]):
         """
         self.sample = Sample(capacity, entries)
         self.accesses = 0.0
+        self.has_guests = False  # whether a ghost ever had one
         self._capacity = capacity
         self._keep = 1 - 1 / (window * _STEPS)
         self._fewest = fewest
@@ -189,6 +201,8 @@ class Observer(ABC, Generic[Which]):
 
     def look(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
         """See an access to a key of the sample, which is counted already."""
+        if self.has_guests:
+            self._no_guest(key)
         missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
         if missed:
             self._missed(missed)
@@ -198,6 +212,30 @@ class Observer(ABC, Generic[Which]):
                 ghost.store(key, ancestor)
         self._seen_one()
 
+    def look_at_guest(
+        self, key: int, parent: int, parent_of: Callable[[int], int], *, hit: bool
+    ) -> None:
+        """See the first open of a copy from another node; its key is of the sample, and counted.
+
+        hit: the copy came before the open, as it would have with a cache of any size.
+        """
+        self._no_guest(key)
+        missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
+        if missed:
+            self.has_guests = True
+            if not hit:
+                self._missed(missed)
+            ancestor = self.sample.ancestor(parent, parent_of)
+            for ghost in missed:
+                ghost.misses += not hit
+                ghost.store(key, ancestor, guest=True)
+        self._seen_one()
+
+    def _no_guest(self, key: int) -> None:
+        """Let a key be an entry like the others from now on."""
+        for ghost in self.ghosts.values():
+            ghost.guests.pop(key, None)
+
     def _seen_one(self) -> None:
         self._due += 1
         if self._due >= max(self._fewest, (self._capacity >> self.sample.shift) // _STEPS):
@@ -206,126 +244,6 @@ class Observer(ABC, Generic[Which]):
             self.accesses *= self._keep
             for ghost in self.ghosts.values():
                 ghost.misses *= self._keep
-
-
-class WhatIf(Observer[float]):
-    """The hit ratios that a larger or a smaller cache would have.
-
-    `answers` gives the share of accesses (0 to 1) that would have been hits, for each multiple of
-    the capacity. An access is an open or a lookup in vain, so the answer for 1.0 is an estimate of
-    the real ratio. The window decays: of an access 1/e is left after eight capacities' worth of
-    others, and after 1024 at the earliest. All ghosts have one kind of policy.
-
-    Chance decides how many misses of n accesses fall into the sample. If they have different keys,
-    the standard deviation of m misses is the root of m. So a ratio is off by 1/sqrt(n) at most.
-    There is no answer before that is 0.05. A sample of all keys leaves nothing to chance, but its
-    first accesses are not like later ones: in an empty cache all are misses.
-    """
-
-    def __init__(self, capacity: int, kind: str = "lru", *, entries: int = ANSWERING) -> None:
-        """Make the ghosts for a `capacity` in entries, as a policy's; `kind`: one of SHOWN."""
-        self._kind = kind
-        self._decayed = 0.0  # accesses that `accesses` has lost
-        super().__init__(capacity, entries, _WINDOW, fewest=_STEP)
-
-    def _make(self) -> dict[float, GhostCache]:
-        return {times: GhostCache(self._kind, self._entries(times)) for times in TIMES}
-
-    def _entries(self, which: float) -> int:
-        return max(1, int(self._capacity * which) >> self.sample.shift)
-
-    def count(self, opens: int, lookups: int, stores: int) -> None:
-        del stores  # a lookup came before
-        self.accesses += opens + lookups
-
-    def look_for(self, key: int) -> None:
-        for ghost in self.ghosts.values():
-            if ghost.touch(key) is None:
-                ghost.misses += 1
-        self._seen_one()
-
-    def store(self, key: int, parent: int, parent_of: Callable[[int], int]) -> None:
-        missed = [ghost for ghost in self.ghosts.values() if ghost.touch(key) is None]
-        if missed:
-            ancestor = self.sample.ancestor(parent, parent_of)
-            for ghost in missed:
-                ghost.store(key, ancestor)
-
-    def forget(self, key: int) -> None:
-        """Forget a key that no size of the cache would have kept."""
-        if key in self.sample:
-            for ghost in self.ghosts.values():
-                ghost.policy.discard(key)
-
-    def follow(self, kind: str) -> None:
-        """Answer with another kind of policy from now on, beginning with the old one's keys."""
-        if kind == self._kind:
-            return
-        self._kind = kind
-        old, self.ghosts = self.ghosts, self._make()
-        for times, ghost in self.ghosts.items():
-            ghost.misses = old[times].misses
-            policy = old[times].policy
-            for key in list(policy):
-                ghost.policy.add(key, 0, policy.parent(key))
-
-    def _step(self) -> None:
-        self._decayed += self.accesses * (1 - self._keep)
-
-    def count_anew(self) -> None:
-        """Forget the counts, which are those of another capacity. The ghosts keep their keys."""
-        self.accesses = self._decayed = 0.0
-        for ghost in self.ghosts.values():
-            ghost.misses = 0.0
-
-    @property
-    def seen(self) -> int:
-        """The accesses since the count began; no decay lessens it."""
-        return round(self.accesses + self._decayed)
-
-    @property
-    def needed(self) -> int:
-        """The accesses before the first answer."""
-        return FEWEST << self.sample.shift
-
-    def answers(self) -> dict[float, float]:
-        """Return hit ratios by multiple of the capacity. Empty until enough accesses were seen."""
-        return self.hit_ratios() if self.seen >= self.needed else {}
-
-
-class Seeds:
-    """Keys that a cache has from before its ghosts began, for the sample of these ghosts.
-
-    It keeps SEEDS of them at most, those with the least bits of the hash in common: the sample of
-    a cache that has them all is a part of these.
-    """
-
-    __slots__ = ("_keys", "_mask")
-
-    def __init__(self) -> None:
-        self._keys: list[tuple[int, int]] = []
-        self._mask = 0
-
-    def add(self, key: int, parent: int) -> None:
-        """Note a key, the longest unused first."""
-        if key * GOLDEN >> 40 & self._mask:
-            return
-        self._keys.append((key, parent))
-        if len(self._keys) > SEEDS:
-            self._mask = self._mask * 2 + 1
-            self._keys = [one for one in self._keys if not one[0] * GOLDEN >> 40 & self._mask]
-
-    def sow(self, observer: Observer[Any], parent_of: Callable[[int], int]) -> Iterator[None]:
-        """Store the keys in the ghosts of an observer that knows its capacity, and forget them.
-
-        Yields after each SOWN_AT_ONCE keys.
-        """
-        keys, self._keys = self._keys, []
-        for at, (key, parent) in enumerate(keys, 1):
-            if key in observer.sample:
-                observer.store(key, parent, parent_of)
-            if not at % SOWN_AT_ONCE:
-                yield
 
 
 class Accesses:
@@ -347,6 +265,14 @@ class Accesses:
         self._opens += 1
         for observer in self._drawn(key):
             observer.look(key, parent, parent_of)
+
+    def opened_guest(
+        self, key: int, parent: int, parent_of: Callable[[int], int], *, hit: bool
+    ) -> None:
+        """See the first open of a copy from another node. hit: the copy came before the open."""
+        self._opens += 1
+        for observer in self._drawn(key):
+            observer.look_at_guest(key, parent, parent_of, hit=hit)
 
     def opened_again(self, times: int) -> None:
         """See further opens of keys that were opened just now: hits in a cache of any size."""

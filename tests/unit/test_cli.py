@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from kvfs import runtime
-from kvfs.cli import doctor, human, main
+from kvfs.cli import doctor, human, main, ns
 from kvfs.cli import mount as mount_command
 from kvfs.cli import options as set_command
 from kvfs.cli import status as status_command
@@ -28,6 +28,7 @@ from kvfs.config import Config
 from kvfs.errors import ControlError
 from kvfs.mounts import MNT_DETACH, mount, umount
 from kvfs.parsing import rows
+from kvfs.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 Requests = list[tuple[str, dict[str, object]]]
@@ -370,6 +371,23 @@ def test_ns_list_shows_how_far_the_estimates_are() -> None:
     assert lines[0].index("at x1") < lines[1].index("120 of 400") + len("120 of 400")
     assert lines[1].index("120 of 400") < lines[0].index("x0.5")
     assert "120" not in lines[3]
+
+
+def test_ns_show_adds_the_opens_that_other_nodes_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = runtime.MountEntry("/", "/mnt/kv", runtime.FSTYPE, "kvfs", ())
+    monkeypatch.setattr(runtime, "mounts", lambda *_: [mounted])
+    (one,) = STATUS["namespaces"]
+
+    def shown(**counters: int) -> str:
+        found = one | {"own": True, "problem": "", "capacity_objects": 9, "models": [], "tiers": {}}
+        found |= {"counters": counters, "settings": Settings().to_text()}
+        monkeypatch.setattr(ns, "request", lambda *_, **__: found)
+        return " ".join(kvfs("ns", "show", "/mnt/kv/chat").stdout.split())
+
+    assert "hit ratio 50.0% estimated at 0.5 x 9 objects 25.0% " in shown(read_ram=5, misses=5)
+    text = shown(read_ram=5, read_pool=4, misses=1)
+    assert "hit ratio 50.0%, with other nodes 90.0% " in text
+    assert "estimated at 0.5 x 9 objects 25.0%, with other nodes 85.0% " in text
 
 
 def test_busy_mount_names_its_users(tmp_path: Path) -> None:

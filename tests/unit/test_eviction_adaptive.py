@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvfs.eviction import Accesses, LeafFirst, Policy, PolicySelector, Seeds, WhatIf, make
 from kvfs.eviction.adaptive import Adaptive, Handover
-from kvfs.eviction.ghosts import FEWEST, KINDS, TIMES, Sample
+from kvfs.eviction.ghosts import KINDS, Sample
+from kvfs.eviction.what_if import FEWEST, TIMES
 
 Requests = list[list[int]]
 DOCUMENTS: Requests = [[number * 1000 + block for block in range(1, 101)] for number in range(10)]
@@ -307,6 +308,59 @@ def test_what_if_of_the_present_size_is_the_measured_ratio() -> None:
         accesses.stored(key, 0, no_parent)
     accesses.count()
     assert abs(would_be.answers()[1.0] - hit / 15_000) <= 0.04
+
+
+def test_what_if_of_a_cache_in_which_copies_of_other_nodes_go_first() -> None:
+    """Each second open is of a key that another node has, and its copy goes before the next one."""
+    would_be = WhatIf(20)
+    accesses = Accesses(would_be)
+    for key in range(1, 16):
+        accesses.stored(key, 0, no_parent)
+    for number in range(500):
+        accesses.opened(1 + number % 15, 0, no_parent)
+        accesses.opened_guest(100 + number % 40, 0, no_parent, hit=False)
+    accesses.count()
+    answers = would_be.answers()
+    assert answers[1.0] == answers[2.0] == pytest.approx(0.5, abs=0.01)
+    assert answers[4.0] > 0.9
+
+
+def test_copy_of_another_node_that_is_opened_again_is_like_the_others() -> None:
+    would_be = WhatIf(2)
+    accesses = Accesses(would_be)
+    accesses.stored(1, 0, no_parent)
+    accesses.opened_guest(2, 0, no_parent, hit=False)
+    accesses.opened(2, 0, no_parent)
+    accesses.stored(3, 0, no_parent)
+    ghost = would_be.ghosts[1.0]
+    assert set(ghost.policy) == {2, 3}
+    accesses.opened_guest(4, 0, no_parent, hit=False)
+    accesses.stored(4, 0, no_parent)
+    accesses.stored(5, 0, no_parent)
+    assert set(ghost.policy) == {4, 5}, "new bytes are of this node"
+
+
+def test_copy_that_came_before_its_first_open_is_a_hit_at_any_size() -> None:
+    would_be, choice = WhatIf(500), PolicySelector(500)
+    accesses = Accesses(would_be, choice)
+    for key in range(1, 11):
+        accesses.opened_guest(key, 0, no_parent, hit=key > 4)
+    accesses.count()
+    assert would_be.hit_ratios() == dict.fromkeys(TIMES, pytest.approx(0.6))
+    assert choice.hit_ratios() == dict.fromkeys(KINDS, pytest.approx(0.6))
+
+
+def test_ghosts_forget_copies_of_other_nodes_with_their_keys() -> None:
+    would_be = WhatIf(20)
+    accesses = Accesses(would_be)
+    for key in range(1, 11):
+        accesses.opened_guest(key, 0, no_parent, hit=False)
+    would_be.forget(1)
+    would_be.follow("arc")
+    would_be.capacity = 4
+    for ghost in would_be.ghosts.values():
+        assert set(ghost.guests) == set(ghost.policy)
+    assert set(would_be.ghosts[1.0].policy) == {7, 8, 9, 10}
 
 
 def test_a_key_that_is_forgotten_is_a_miss_at_any_size() -> None:

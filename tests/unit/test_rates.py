@@ -129,6 +129,16 @@ def test_opens_by_fetches_from_other_nodes_are_their_own_kind() -> None:
     assert (rates.flows["fetched_bytes"], rates.flows["served_bytes"]) == (3 << 20, 1 << 20)
 
 
+def test_hit_ratio_with_the_opens_that_other_nodes_serve() -> None:
+    opens = opens_of(namespace("a", read_ram=50, read_pool=30, read_s3=10, misses=10))
+    assert opens.ratio == 0.5
+    assert opens.with_other_nodes(0.5) == pytest.approx(0.8)
+    assert opens.with_other_nodes(0.25) == pytest.approx(0.25 + 0.75 * 0.6)
+    assert opens.with_other_nodes(1.0) == 1.0
+    assert Opens(hits=5).with_other_nodes(0.5) == 0.5
+    assert Opens().with_other_nodes(0.5) == 0.5
+
+
 def test_top_shows_the_pool() -> None:
     before, after = status() | {"pool": pool()}, status() | {"pool": pool(served_bytes=2 << 20)}
     shown = " ".join(drawn(frame(before, after)).split())

@@ -13,6 +13,7 @@ from kvfs.catalog import ROOT_INO, Inode, keys
 from kvfs.core.capacity import victims
 from kvfs.core.capacity.sizes import UNKNOWN_SIZE
 from kvfs.core.ledger.removals import FORGOTTEN_AT_ONCE
+from kvfs.core.namespaces.order import key_of
 from kvfs.errors import NoSpaceError, NotFoundError
 from kvfs.tiers import Tier
 from tests.unit.world import MIB, World, world
@@ -499,6 +500,28 @@ def test_guests_go_before_older_objects(tmp_path: Path) -> None:
         assert go() == [b"x0"], "x2 is like the others"
         assert space.guests is not None
         assert not list(space.guests.of(None))
+
+    run(case, tmp_path)
+
+
+def test_what_if_sees_the_first_open_of_a_guest_as_it_is_counted(tmp_path: Path) -> None:
+    """An open that fetched the copy is no hit; one of a copy that came ahead is a hit."""
+
+    async def case(made: World) -> None:
+        space, ledger = made.ledger.namespaces.default, made.ledger
+        fetched, ahead = await fill(made, made.fast, 2)
+        for inode in (fetched, ahead):
+            ledger.namespaces.written(inode, 0, None)
+            space.would_be.forget(key_of(inode))
+            space.add_guest(inode.ino, made.fast.name)
+        ledger.namespaces.read(fetched, ledger.tiers.nodes)
+        ledger.namespaces.read(ahead, made.fast, times=3, seen=2)
+        ledger.namespaces.show_opens()
+        space.accesses.count()
+        assert space.would_be.accesses == 4
+        assert space.would_be.hit_ratios()[1.0] == 0.75
+        ghost = space.would_be.ghosts[1.0]
+        assert list(ghost.guests) == [key_of(fetched)], "the other one was opened again"
 
     run(case, tmp_path)
 

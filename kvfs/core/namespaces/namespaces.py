@@ -224,17 +224,29 @@ class Namespaces:
         counters = found.counters
         counters[READ[where.name]] += times
         counters["read_bytes"] += times * inode.size
-        if found.guests is not None:
-            for _ in range(times):
-                found.guests.used(inode.ino)
         if times > seen:
             found.accesses.opened_again(times - seen)
+        if found.guests is not None:
+            if seen and found.guests.is_unused(inode.ino):
+                self._show_guest(found, inode, where)
+                seen -= 1
+            for _ in range(times):
+                found.guests.used(inode.ino)
         for _ in range(seen):
             self._lately.append((found, inode.key or inode.ino, inode.parent_key, inode.ino))
             if len(self._lately) == LATELY:
                 self._show_noted()
         if self.access_log.on:
             self.access_log.read(inode, where.name)
+
+    def _show_guest(
+        self, space: Namespace, inode: Inode, where: Tier | Bucket | OtherNodes
+    ) -> None:
+        """Show policies the first open of a copy that came from another node."""
+        self._show_noted()
+        key, hit = inode.key or inode.ino, where.name != OtherNodes.name
+        space.accesses.opened_guest(key, inode.parent_key, space.parent, hit=hit)
+        self._hot.touch(inode.ino)
 
     def unused(self, inodes: Iterable[Inode], now: int) -> list[Inode]:
         """The inodes whose time of access is to be noted now, as relatime does.
