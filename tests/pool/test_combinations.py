@@ -1,9 +1,11 @@
 """A pool together with other parts of kvfs: a bucket below, NFS on top, settings of namespaces."""
 
+import contextlib
 import errno
 import os
+import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import boto3  # type: ignore[import-untyped]
 import pytest
+import redis
 
 from kvfs import prefix
 from kvfs.control import request
@@ -18,7 +21,7 @@ from scripts.s3_server import Server
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 from tests.nfs.conftest import Exported, exported
-from tests.pool.test_two_nodes import absent, announced, fetched, gets, node, read, write
+from tests.pool.test_two_nodes import absent, announced, fetched, gets, node, port_of, read, write
 from tests.s3.rig import bytes_in
 from tests.s3.test_mounted import all_uploaded, attribute, s3_of
 from tests.semantics.test_namespaces import FOR_EVER, Opener
@@ -193,6 +196,55 @@ def test_object_unlinked_where_only_the_bucket_has_it_goes_from_the_pool(
     assert absent(b.path / "block")
     wait_for(lambda: absent(a.path / "block"), "a lets it go")
     assert absent(b.path / "block")
+
+
+@contextlib.contextmanager
+def stopped(pool: str) -> Iterator[None]:
+    """The index does not answer."""
+    pid = redis.Redis(port=port_of(pool)).info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def knows_all(kv: Mounted) -> bool:
+    """Whether the index answers, and knows all changes of a node."""
+    found = kv.status()["pool"]
+    return bool(found["index"]["up"]) and not found["lag_s"]
+
+
+@pytest.mark.parametrize("trying", [True, False])
+def test_object_unlinked_during_its_upload_does_not_come_back(
+    both: str, mount: Mount, monkeypatch: pytest.MonkeyPatch, *, trying: bool
+) -> None:
+    """Another node has it from the bucket, and the index never heard of it.
+
+    trying: the node waits for the index, or else for the next attempt.
+    """
+    monkeypatch.setenv("KVFS_FAILPOINTS", "movement.uploaded=delay:8")
+    a = node(mount, both, "a")
+    monkeypatch.delenv("KVFS_FAILPOINTS")
+    b, c = node(mount, both, "b"), node(mount, both, "c")
+    for kv in (a, b, c):
+        kv.allow_log("the pool's index is down|the pool learns later of changes")
+    with stopped(both):
+        (a.path / "block").write_bytes(OLD)
+        gets(b, "block", OLD)
+        if not trying:
+            wait_for(lambda: "the pool learns later" in a.log.read_text(), "its turn has failed")
+        assert s3_of(a)["uploads"] == 0
+        (a.path / "block").unlink()
+        assert absent(a.path / "block")
+    wait_for(lambda: all(knows_all(one) for one in (a, b)), "the index knows all")
+    assert absent(a.path / "block")
+    wait_for(lambda: not redis.Redis(port=port_of(both)).exists("kvfs:kv:d:@0/"), "not listed")
+    assert redis.Redis(port=port_of(both)).hkeys("kvfs:kv:o:@0/block") == [b"gone"]
+    wait_for(lambda: absent(b.path / "block"), "b lets it go")
+    wait_for(lambda: not s3_of(a)["to_delete"], "the bucket has followed")
+    assert absent(a.path / "block")
+    assert absent(c.path / "block")
 
 
 def test_object_rewritten_by_its_writer_stays_in_the_bucket(

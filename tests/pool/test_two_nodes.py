@@ -33,7 +33,7 @@ def node(mount: Mount, pool: str, name: str) -> Mounted:
 
 def port_of(pool: str) -> int:
     """The port of the index."""
-    return int(pool.rpartition(":")[2].partition("/")[0])
+    return int(pool.partition("pool=redis://")[2].partition("/")[0].rpartition(":")[2])
 
 
 def announced(kv: Mounted) -> int:

@@ -34,6 +34,7 @@ from kvfs.core.pool.conflicts import Conflicts
 from kvfs.core.pool.digests import Digests
 from kvfs.core.pool.entries import facts_of
 from kvfs.core.pool.indexed import Indexed, IndexedObjects
+from kvfs.core.pool.leaving import NO_DIGEST
 from kvfs.core.pool.listed import ListedNames
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
@@ -80,12 +81,15 @@ class _Told(NamedTuple):
 
     def is_still(self, inode: Inode, key: str | None) -> bool:
         """Whether an object has the same content and key yet."""
-        return (inode.version, inode.digest, key) == (self.version, self.digest, self.key)
+        return self._has_content(inode) and key == self.key
+
+    def _has_content(self, inode: Inode) -> bool:
+        return inode.version == self.version and self.digest in {b"", inode.digest}
 
     def leaves(self, ino: int, batch: Batch) -> bool:
         """Whether an object loses its content or its name in a batch."""
         inode = batch.inode(ino)
-        if inode is None or (inode.version, inode.digest) != (self.version, self.digest):
+        if inode is None or not self._has_content(inode):
             return True
         return self.link not in inode.links or batch.renames(*self.link)
 
@@ -142,7 +146,10 @@ class Announcer:
         if not inode.is_file:
             return
         ino = inode.ino
-        may_have = self.objects.may_have(inode)  # else a seal would pay for a read of the catalog
+        if not inode.sealed:
+            self.objects.writes(ino)
+        # Else a seal would pay for a read of the catalog.
+        may_have = self.objects.may_have(inode) or self._uploads(inode)
         tells = may_have and ino not in self._told
         notes = may_have and inode.sealed and ino not in self._attributes
         known = self.ledger.catalog.inode(ino) if tells or notes else None
@@ -159,9 +166,12 @@ class Announcer:
         """
         ino, other = known.ino, self.objects.others.get(known.ino)
         key = self.objects.key(known)
-        # A file being written has no digest: the index has nothing of it.
-        if ino in self._told or not known.digest or not known.links or key is None:
+        if ino in self._told or not known.sealed or not known.links or key is None:
             return
+        if not known.digest:  # the index has nothing of it, and other nodes at most the bucket's
+            if not self._uploads(known):
+                return
+            other = Unlinked(key, NO_DIGEST, known.backing_mtime_ns + 1)
         there = self._elsewhere(known, key)
         self._told[ino] = _Told.of(known, key, shared=shared, other=other, there=there)
         self.entries.leaving.changes(key, ino)
@@ -179,6 +189,14 @@ class Announcer:
                 self.entries.leaving.leaves(before.indexed, batch)
                 self._delete_elsewhere(before, batch)
                 batch.then(partial(self._told.__setitem__, ino, before._replace(there="")))
+
+    def _uploads(self, inode: Inode) -> bool:
+        """Whether other nodes may have an object from the bucket before its upload has ended."""
+        bucket, superseded = self.ledger.tiers.bucket, self.ledger.dirty.superseded
+        if not superseded.deletes or not bucket.shared or not inode.is_file or not inode.links:
+            return False
+        key = self.ledger.dirty.key(inode)
+        return key is not None and bool(superseded.attempts(key))
 
     def _elsewhere(self, inode: Inode, key: str) -> str:
         """The key at which another node may have stored an object; "" if this node has, or none."""
@@ -355,11 +373,11 @@ class Announcer:
             await self._tell(inos, told, dropped, before)
         except IndexDownError:
             self._attributes.update(before)
-            self._told.update(told)  # the index knows these, and none of the later states
+            self._told.update(told)  # the index knows these, and perhaps some later states
             self._withdrawn |= dropped
+            self.objects.end_turn(failed=True)
             raise
-        finally:
-            self.objects.in_turn.clear()
+        self.objects.end_turn(failed=False)
 
     async def _tell(
         self,
@@ -391,7 +409,7 @@ class Announcer:
                 gone[ino] = before
                 self.objects.takes_back(ino)
             wanted = None if inode is None else self._wanted(inode)
-            if before is not None and ino in self.objects.announced and ino not in gone:
+            if before is not None and self.objects.may_be_there(ino) and ino not in gone:
                 left += [] if stays and wanted is not None else [before.key]
             changed = (
                 inode is not None and ino in attributes and attributes[ino] != _attributes(inode)

@@ -1,8 +1,9 @@
 """The objects of this node as the index has them, as far as the node knows.
 
 Contract: synchronous. The announcer notes here what the index has answered. An object is *fresh* if
-a program has written or renamed it since the daemon's start, and the index does not have it. Only a
-fresh object, or a later one, may take a name that was unlinked. The index may also have objects
+a program has written or renamed it since the daemon's start, and the index does not have it. One
+that came from another node or from a bucket is not. Only a fresh object, or a later one, may take a
+name that was unlinked. The index may also have objects
 from before the daemon's start. Keys are those that the index was told: a directory above may have
 another name since then. Not for asking the index (`pool/recheck`).
 """
@@ -38,8 +39,11 @@ class IndexedObjects:
         self.others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
         # Objects whose state the index is being told, and the keys that it gets of them, or "".
         self.in_turn: dict[int, str] = {}
+        # The same of turns that failed: the index may learn of them yet, once it reads again.
+        self._tried: dict[int, str] = {}
         # Announced before the present change, or loss of the index
         self._earlier: dict[int, Indexed] = {}
+        self._written: set[int] = set()  # by programs here, and the index does not have it
         self._taken: set[int] = set()  # lost a name here, and the index does not have the next one
         self._folders: dict[str, str] = {}  # each folder of `Indexed` once
         self._began_ns = time.time_ns() - CLOCK_STEP_NS
@@ -53,20 +57,24 @@ class IndexedObjects:
             inode.in_pool
             or inode.in_bucket  # other nodes may have copies
             or not self.is_new(inode)
-            or any(ino in one for one in (self.announced, self.in_turn, self._earlier))
+            or any(ino in one for one in (self.announced, self.in_turn, self._tried, self._earlier))
             or ino in self.others
             or ino in self.fetched
         )
 
     def is_told(self, ino: int) -> bool:
         """Whether the index has an object of this node, or is being told of it."""
-        return ino in self.announced or ino in self.in_turn
+        return any(ino in one for one in (self.announced, self.in_turn, self._tried))
+
+    def may_be_there(self, ino: int) -> bool:
+        """Whether an announcement of an object has reached the index, or may have."""
+        return ino in self.announced or ino in self._tried
 
     def key(self, inode: Inode) -> str | None:
         """The key by which the index has an object, or gets it in this turn; else its key now."""
         if (other := self.others.get(inode.ino)) is not None:
             return other.key
-        if key := self.in_turn.get(inode.ino):
+        if key := self.in_turn.get(inode.ino) or self._tried.get(inode.ino):
             return key
         indexed = self.announced.get(inode.ino) or self._earlier.get(inode.ino)
         if indexed is None:
@@ -99,12 +107,22 @@ class IndexedObjects:
             return True
         known = [one.version for one in (self.announced.get(ino), self._earlier.get(ino)) if one]
         known.append(self.fetched.get(ino, -1))
-        return self.is_new(inode) and inode.version not in known
+        return ino in self._written and self.is_new(inode) and inode.version not in known
 
     def _folder(self, key: str) -> str:
         return (self.entries.folder_of(key) or (key, ""))[0]
 
     # Notes
+
+    def writes(self, ino: int) -> None:
+        """Note that a program writes an object here."""
+        self._written.add(ino)
+
+    def end_turn(self, *, failed: bool) -> None:
+        """Note that a turn has ended."""
+        if failed:
+            self._tried.update((ino, key) for ino, key in self.in_turn.items() if key)
+        self.in_turn.clear()
 
     def takes_back(self, ino: int) -> None:
         """Note that the name of an object is being taken back."""
@@ -113,6 +131,8 @@ class IndexedObjects:
     def is_here(self, ino: int, wanted: Announcement) -> None:
         """Note that the index has an object as it was announced."""
         self._taken.discard(ino)
+        self._written.discard(ino)
+        self._tried.pop(ino, None)
         self._earlier.pop(ino, None)
         self.others.pop(ino, None)
         before = self.announced.get(ino)
@@ -131,9 +151,10 @@ class IndexedObjects:
     def forget(self, ino: int) -> None:
         """Forget an object that is not here any more, of which the index knows."""
         self.is_no_more(ino)
-        for known in (self.fetched, self._earlier, self.others):
+        for known in (self.fetched, self._tried, self._earlier, self.others):
             known.pop(ino, None)
         self._taken.discard(ino)
+        self._written.discard(ino)
 
     def lost(self) -> None:
         """Note that the index has lost its data."""
