@@ -135,6 +135,19 @@ def read_through(source: str, size: int, *, sync: bool, sparse: bool = False) ->
         return Moved(digest, blocks, mtime_ns=os.fstat(inp).st_mtime_ns)
 
 
+def read_all_through(
+    items: list[tuple[str, int, bool]],
+) -> list[Moved | OSError | SourceChangedError]:
+    """As `read_through`, for many small files: (source, size, sparse) of each. Syncs none."""
+    results: list[Moved | OSError | SourceChangedError] = []
+    for source, size, sparse in items:
+        try:
+            results.append(read_through(source, size, sync=False, sparse=sparse))
+        except (OSError, SourceChangedError) as error:
+            results.append(error)
+    return results
+
+
 def digest_of(fd: int, size: int, *, sparse: bool) -> bytes:
     """The digest of the first bytes of an open file. Raises OSError, SourceChangedError."""
     return _stream(fd, size, None, sparse=sparse)

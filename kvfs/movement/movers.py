@@ -195,6 +195,16 @@ class MoverPool:
             patience=patience_for(size, data, sparse=sparse),
         )
 
+    async def read_all_through(
+        self, items: list[tuple[str, int, bool]], data: Sequence[int]
+    ) -> list[Moved | OSError | SourceChangedError]:
+        """See `copying.read_all_through`; `data` as in `copy`. Raises MoverFailedError."""
+        longest = PATIENCE + sum(
+            patience_for(size, of_it, sparse=sparse) - PATIENCE
+            for (_, size, sparse), of_it in zip(items, data, strict=True)
+        )
+        return await self.run(copying.read_all_through, items, patience=longest)
+
     async def run(
         self,
         job: Callable[..., T],

@@ -504,8 +504,8 @@ def test_earlier_version_is_not_seen_after_a_later_one_was_dropped(pool: str, mo
     index.client_pause(1000, all=True)  # ms
     assert read(a.path / "block") is None
     (a.path / "block").write_bytes(b"second")
+    wait_for(lambda: a.status()["pool"]["counters"]["conflicts"] == 1, "the index has another")
     wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
-    assert a.status()["pool"]["counters"]["conflicts"] == 1
     a.idle()
     drop(a, "block")
     assert read(a.path / "block") is None

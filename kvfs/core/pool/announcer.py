@@ -42,7 +42,7 @@ from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import Announcement, Owner, Unlinked
+from kvfs.pool.index import Announcement, Lease, Owner, Unlinked
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -391,6 +391,7 @@ class Announcer:
         told: the announced states before the changes. dropped: those that kvfs itself dropped.
         attributes: modes and owners before the changes.
         """
+        me = self.peers.me()
         gone: dict[int, _Told] = {}
         here: set[int] = set()
         left: list[str] = []
@@ -408,7 +409,7 @@ class Announcer:
             if before is not None and not stays and before.shared and ino not in dropped:
                 gone[ino] = before
                 self.objects.takes_back(ino)
-            wanted = None if inode is None else self._wanted(inode)
+            wanted = None if inode is None else self._wanted(inode, me)
             if before is not None and self.objects.may_be_there(ino) and ino not in gone:
                 left += [] if stays and wanted is not None else [before.key]
             changed = (
@@ -425,7 +426,7 @@ class Announcer:
             again = self._told.get(ino)  # it has changed once more meanwhile
             if again is None or again.key != before.key:
                 self.entries.leaving.told(before.indexed, ino, gone=ino in gone)
-        await self.listed.unlist(left, await self.index.withdraw(self.peers.me().node, left))
+        await self.listed.unlist(left, await self.index.withdraw(me.node, left))
         for ino in gone:
             self.objects.others.pop(ino, None)
         for ino in told:
@@ -451,7 +452,7 @@ class Announcer:
         except CatalogError as error:
             log.error("names that left the pool are not in the catalog yet: %s", error)
 
-    def _wanted(self, inode: Inode) -> Announcement | None:
+    def _wanted(self, inode: Inode, me: Lease) -> Announcement | None:
         """The announcement of an object as it is now; None if it belongs to this node only."""
         ledger = self.ledger
         if not inode.is_file or not inode.sealed or not inode.links or inode.in_pool:
@@ -471,7 +472,6 @@ class Announcer:
         if key is None or len(inode.digest) != DIGEST_SIZE:
             return None
         _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))
-        me = self.peers.me()
         owner = Owner(me.node, me.incarnation, tier.name, f"{inode.ino:x}.{inode.version:x}")
         facts = facts_of(inode, model, self.chunks.of(inode))
         return Announcement(key, facts, owner, self.objects.is_fresh(inode))

@@ -2,13 +2,17 @@
 
 Contract: `begin` never waits, and computes a version's digests once at a time, in a mover: that of
 the whole if only RAM has the object, and those of the chunks of a large object. `announce` learns
-of the end. While a writer has flushed the file and not closed it yet, the task tries again for some
-4 s. An object that stays without a digest is not in the pool. A large one that stays without the
-digests of its chunks comes to other nodes as a whole.
+of the end. Small objects that wait share a job, and a write of the catalog: a job of its own would
+take a millisecond for each, which a writer of small files notices. While a writer has flushed the
+file and not closed it yet, an object is tried again for some 4 s. An object that stays without a
+digest is not in the pool. A large one that stays without the digests of its chunks comes to other
+nodes as a whole.
 """
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import trio
@@ -25,8 +29,25 @@ from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4  # digests
+AT_ONCE = 4  # jobs
+SMALL, GROUP = 256 << 10, 64  # bytes of an object that shares a job; objects of a job
 TRIES, WRITER_S = 20, 0.02  # of a digest while a writer has the object; some 4 s in all
+
+_Found = Moved | Weighed | Exception
+
+
+@dataclass(eq=False, slots=True)
+class _Pending:
+    """An object without digests. `inode` is a copy of its record."""
+
+    inode: Inode
+    tier: Tier
+    tries: int = 0
+    problem: str = "it was written meanwhile"
+
+    @property
+    def path(self) -> str:
+        return self.tier.path(self.inode.ino, self.inode.version)
 
 
 class Digests:
@@ -45,69 +66,111 @@ class Digests:
         self.chunks = chunks
         self._announce = announce
         self._under_way: set[tuple[int, int]] = set()  # inode and version
-        self._limiter = trio.CapacityLimiter(AT_ONCE)
+        self._waiting: deque[_Pending] = deque()
+        self._jobs = 0
 
     def begin(self, inode: Inode, tier: Tier) -> None:
         """Compute the digests of an object from its copy in a tier, in the background."""
-        if (inode.ino, inode.version) in self._under_way:
-            return
-        self._under_way.add((inode.ino, inode.version))
-        start_task("a digest for the pool", partial(self._compute, inode.copy(), tier))
+        if (inode.ino, inode.version) not in self._under_way:
+            self._under_way.add((inode.ino, inode.version))
+            self._put(_Pending(inode.copy(), tier))
 
-    async def _compute(self, inode: Inode, tier: Tier) -> None:
-        """Compute and record the digests of a sealed object."""
-        ino, version = inode.ino, inode.version
-        problem = "it was written meanwhile"
+    def _put(self, one: _Pending) -> None:
+        self._waiting.append(one)
+        if self._jobs < AT_ONCE:
+            self._jobs += 1
+            start_task("digests for the pool", self._work)
+
+    async def _work(self) -> None:
+        """Compute what waits."""
         try:
-            for attempt in range(TRIES):
-                await trio.sleep(attempt * WRITER_S)
-                current = self.transfers.still_current(ino, version)
-                if current is None and not self._has_version(ino, version):
-                    return
-                if current is None:  # its writer has flushed it, and not closed it yet
-                    continue
-                if current.digest and not self.chunks.lack(current):
-                    return
-                try:
-                    async with self._limiter:
-                        found = await self._read(inode, tier)
-                except (SourceChangedError, SourceError, OSError) as error:
-                    problem = str(error)
-                    continue
-                current = self.transfers.still_current(ino, version)
-                if current is None or found.mtime_ns != current.backing_mtime_ns:
-                    continue
-                if isinstance(found, Weighed):
-                    same = current.digest in {b"", found.digest}
-                    self.chunks.note(current, found.chunks if same else None)
-                if current.digest:
-                    self._announce(ino)
-                    return
-                with self.ledger.catalog.batch() as batch:
-                    batch.change(current)
-                    current.digest = found.digest
-                    batch.put(current)
-                return
-            log.info("%s is not in the pool: %s", self.ledger.catalog.named(ino), problem)
-        except KvfsError as error:
-            log.warning("%s is not in the pool: %s", self.ledger.catalog.named(ino), error)
+            while self._waiting:
+                await self._compute(self._take())
         finally:
-            self._under_way.discard((ino, version))
-            if self.chunks.lack(inode):
-                self.chunks.note(inode, None)
-                current = self.ledger.table.inode(ino)
-                if current is not None and current.digest:
-                    self._announce(ino)
+            self._jobs -= 1
 
-    async def _read(self, inode: Inode, tier: Tier) -> Moved | Weighed:
-        """Read an object through. Raises OSError, SourceChangedError, TierError."""
-        path = tier.path(inode.ino, inode.version)
+    def _take(self) -> list[_Pending]:
+        """The objects of one job: those that wait longest."""
+        group = [self._waiting.popleft()]
+        if group[0].inode.size > SMALL:
+            return group
+        while self._waiting and len(group) < GROUP and self._waiting[0].inode.size <= SMALL:
+            group.append(self._waiting.popleft())
+        return group
+
+    async def _compute(self, group: Sequence[_Pending]) -> None:
+        wanted = [one for one in group if self._is_wanted(one)]
+        try:
+            if wanted:
+                self._enter(wanted, await self._read(wanted))
+        except KvfsError as error:
+            for one in wanted:
+                self._give_up(one, logging.WARNING, error)
+
+    def _is_wanted(self, one: _Pending) -> bool:
+        """Whether an object needs its digests now, and can have them."""
+        ino, version = one.inode.ino, one.inode.version
+        current = self.transfers.still_current(ino, version)
+        if current is None and self._has_version(ino, version):
+            self._again(one)  # its writer has flushed it, and not closed it yet
+        elif current is None or (current.digest and not self.chunks.lack(current)):
+            self._under_way.discard((ino, version))
+        else:
+            return True
+        return False
+
+    async def _read(self, wanted: Sequence[_Pending]) -> Sequence[_Found]:
+        """Read objects through. Raises TierError."""
+        first = wanted[0].inode
+        if len(wanted) == 1 and self.chunks.lack(first):
+            patience = patience_for(first.size)
+            try:
+                return [await self.movers.run(weigh, wanted[0].path, first.size, patience=patience)]
+            except (SourceChangedError, SourceError, OSError) as error:
+                return [error]
+        items = [(one.path, one.inode.size, one.inode.sparse) for one in wanted]
+        return await self.movers.read_all_through(items, [one.inode.data for one in wanted])
+
+    def _enter(self, wanted: Sequence[_Pending], results: Sequence[_Found]) -> None:
+        """Record digests, in one batch. The change of a record announces it. CatalogError."""
+        with self.ledger.catalog.batch() as batch:
+            for one, found in zip(wanted, results, strict=True):
+                current = self.transfers.still_current(one.inode.ino, one.inode.version)
+                if isinstance(found, Exception):
+                    one.problem = str(found)
+                    self._again(one)
+                elif current is None or found.mtime_ns != current.backing_mtime_ns:
+                    self._again(one)
+                else:
+                    if isinstance(found, Weighed):
+                        same = current.digest in {b"", found.digest}
+                        self.chunks.note(current, found.chunks if same else None)
+                    batch.change(current)
+                    current.digest = current.digest or found.digest
+                    batch.put(current)
+                    batch.then(partial(self._under_way.discard, (current.ino, current.version)))
+
+    def _again(self, one: _Pending) -> None:
+        """Try an object once more, a while later."""
+        one.tries += 1
+        if one.tries == TRIES:
+            self._give_up(one, logging.INFO, one.problem)
+        else:
+            start_task("a digest for the pool", partial(self._later, one))
+
+    async def _later(self, one: _Pending) -> None:
+        await trio.sleep(one.tries * WRITER_S)
+        self._put(one)
+
+    def _give_up(self, one: _Pending, level: int, problem: object) -> None:
+        inode = one.inode
+        log.log(level, "%s is not in the pool: %s", self.ledger.catalog.named(inode.ino), problem)
+        self._under_way.discard((inode.ino, inode.version))
         if self.chunks.lack(inode):
-            patience = patience_for(inode.size)
-            return await self.movers.run(weigh, path, inode.size, patience=patience)
-        return await self.movers.read_through(
-            path, inode.size, sync=False, sparse=inode.sparse, data=inode.data
-        )
+            self.chunks.note(inode, None)
+            current = self.ledger.table.inode(inode.ino)
+            if current is not None and current.digest:
+                self._announce(inode.ino)
 
     def _has_version(self, ino: int, version: int) -> bool:
         now = self.ledger.table.inode(ino)
