@@ -1,11 +1,13 @@
 """Two mounts of one pool: cold opens and reads of the other's objects, and their announcement.
 
     .venv/bin/python -m scripts.bench.pool_mounts --json pool.json
+    .venv/bin/python -m scripts.bench.pool_mounts --bucket
 
 All is on loopback; both mounts have RAM only. Beside each kind is its limit in the same run: one
 PING of the index and one GET by http.client for an open, sendfile(2) to a loop of recv_into for a
 read, a match of blocks that are here, opens of a node that serves nobody. Each object is opened
-once. Needs nginx and redis-server.
+once. With --bucket, cold reads from another node are compared with those from a real Ceph. Needs
+nginx and redis-server, and for --bucket the packages of Ceph.
 """
 
 import contextlib
@@ -19,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import boto3  # type: ignore[import-untyped]
 import click
 import redis
 
@@ -26,8 +29,10 @@ from kvfs import matching, prefix
 from kvfs.control import request
 from scripts.bench.measure import percentile, size_name
 from scripts.bench.mounted import Mounted
-from scripts.bench.pool import Bench, free_port, servers
+from scripts.bench.pool import Bench, free_port, redis_server, servers
 from scripts.bench.report import Report, number
+from scripts.bench.s3 import bucket_options, flush
+from scripts.s3_server import Server
 
 SMALL = (4 << 10, 32 << 10, 128 << 10)
 LARGE = (8 << 20, 32 << 20)
@@ -97,6 +102,42 @@ def forget(node: Mounted, name: str) -> None:
     request(node.path, "evict", inos=[ino], drop=True)
     while any(file.exists() for file in files):  # a thread removes them
         time.sleep(0.002)
+
+
+def beside_bucket(folder: Path, index: int, count: int) -> list[list[str]]:
+    """Cold reads of one object from another node and from a bucket (a real Ceph), in turns."""
+    server, rows = Server(folder / "ceph"), []
+    buffer = memoryview(bytearray(CHUNK))
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.wipe)
+        server.start()
+        os.environ.update(server.credentials)
+        place = server.place("bench")
+        boto3.client("s3", endpoint_url=server.endpoint).create_bucket(Bucket=place.bucket)
+        below, found = f"ram=2G,{bucket_options(place)},s3_delay=0", []
+        for name in "abc":
+            path = folder / f"with-{name}"
+            path.mkdir()
+            there = f"pool=redis://127.0.0.1:{index}/both,pool_address=127.0.0.1:{free_port()}"
+            options = below if name == "c" else f"{below},{there}"
+            found.append(Mounted(path, f"{options},log={path}.log"))
+            found[-1].mount()
+            stack.callback(found[-1].umount, now=True)
+        a, b, c = found
+        for size in LARGE:
+            names = [f"{size}-{number_}" for number_ in range(WARM + count)]
+            write(a, names, os.urandom(size))
+            flush(a)
+            spent: dict[str, list[float]] = {"pool": [], "bucket": []}
+            for name in names:
+                for source, node in (("pool", b), ("bucket", c)):
+                    spent[source].append(
+                        timed(lambda node=node, name=name: read(node.path / name, buffer))  # type: ignore[misc]
+                    )
+                    forget(node, name)
+            rates = [size / percentile(spent[one][WARM:], 0.5) / (1 << 30) for one in spent]
+            rows.append([size_name(size), *map(number, (*rates, rates[0] / rates[1]))])
+    return rows
 
 
 def opened(path: Path) -> None:
@@ -236,10 +277,23 @@ def served(a: Mounted) -> list[str]:
 
 @click.command(help=__doc__)
 @click.option("--count", default=200, show_default=True, help="small objects of each size")
+@click.option("--bucket", is_flag=True, help="Compare with a bucket only.")
 @click.option("--json", "output", type=click.Path(path_type=Path))
-def main(count: int, output: Path | None) -> None:
+def main(*, count: int, bucket: bool, output: Path | None) -> None:
     """Measure all."""
     report = Report("pool_mounts", count=count)
+    if bucket:
+        with TemporaryDirectory(dir="/var/tmp") as name:
+            folder, port = Path(name), free_port()
+            folder.chmod(0o755)
+            with redis_server(folder, port):
+                rows = beside_bucket(folder, port, max(4, count // 10))
+        report.document.update(bucket=rows)
+        report.table(
+            "Cold reads, GiB/s by the median", ["size", "node", "bucket", "times the bucket"], rows
+        )
+        report.write(output)
+        return
     with TemporaryDirectory(dir="/dev/shm") as name, TemporaryDirectory() as mounts:
         folder = Path(name)
         folder.chmod(0o755)
