@@ -277,6 +277,15 @@ class Catalog:
         )
         return list(islice((inode for inode in found if inode is not None), limit))
 
+    def inodes_before(self, ino: int, limit: int) -> list[Inode]:
+        """As `inodes_after`, with lesser numbers, the greatest first."""
+        found = (
+            self._readable(number, record)
+            for key, record in self.database.scan(keys.INODES, keys.number_key(ino - 1), back=True)
+            if (number := keys.number(key)) is not None
+        )
+        return list(islice((inode for inode in found if inode is not None), limit))
+
     def lookup(self, parent: int, name: bytes) -> Dentry | None:
         value = self.database.get(keys.NAMES + keys.name_key(parent, name))
         return None if value is None else keys.by_name(name, value)

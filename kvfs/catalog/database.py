@@ -219,19 +219,23 @@ class Database:
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: read failed: {_line(error)}") from error
 
-    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    def scan(
+        self, prefix: bytes, start: bytes = b"", *, back: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
         """Pairs whose key begins with `prefix`, from prefix + start on; keys without the prefix.
 
-        All pairs are as of the first of them.
+        back: from there towards lesser keys. All pairs are as of the first of them.
         """
         options = ReadOptions()
+        options.set_iterate_lower_bound(prefix)
         options.set_iterate_upper_bound(_after(prefix))
         cut = len(prefix)
         found = self._iterator(options)
         # Rdict.items() would end at an unreadable block as if it were the last key.
-        valid, key, value, step = found.valid, found.key, found.value, found.next
+        valid, key, value = found.valid, found.key, found.value
+        step = found.prev if back else found.next
         try:
-            found.seek(prefix + start)
+            (found.seek_for_prev if back else found.seek)(prefix + start)
             while valid():
                 yield key()[cut:], value()
                 step()

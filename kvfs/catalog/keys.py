@@ -80,6 +80,7 @@ class Dentry(NamedTuple):
 
 
 number_key: Callable[[int], bytes] = U64.pack  # the key of an inode, or of its mark
+LAST = (1 << 64) - 1  # greater than the number of any inode
 
 
 def number(key: bytes) -> int | None:

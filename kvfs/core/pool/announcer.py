@@ -17,7 +17,6 @@ data, all objects are announced again, the newest first, STEP in each turn of th
 
 import logging
 import math
-from array import array
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import trio
 import trio.lowlevel
 
-from kvfs.catalog import Batch, Inode
+from kvfs.catalog import Batch, Inode, keys
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import TierTransfers
 from kvfs.core.pool.chunk_digests import ChunkDigests
@@ -340,16 +339,14 @@ class Announcer:
         start_task("the names that left", self._unlink_again)
         self.objects.lost()
         self.listed.lost()
-        inos, at, catalog = array("Q"), 0, self.ledger.catalog
-        while found := catalog.inodes_after(at, STEP):
-            inos.extend(inode.ino for inode in found if inode.is_file)
-            at = found[-1].ino
+        at, catalog = keys.LAST, self.ledger.catalog
+        while found := catalog.inodes_before(at, STEP):
+            at, now = found[-1].ino, trio.current_time()
+            for inode in found:
+                if inode.is_file:
+                    self._changed.setdefault(inode.ino, now)
+            self._wake.set()
             await trio.sleep(REBUILD_PAUSE)
-        for count, ino in enumerate(reversed(inos), 1):
-            self._changed.setdefault(ino, trio.current_time())
-            if count % STEP == 0 or count == len(inos):
-                self._wake.set()
-                await trio.sleep(REBUILD_PAUSE)
 
     async def _unlink_again(self) -> None:
         """Take back the names that left: other nodes may announce such objects again."""
