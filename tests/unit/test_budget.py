@@ -1,9 +1,12 @@
 """The order in which downloads get their turns, with requests that come and go in any order."""
 
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvfs.catalog import Inode
 from kvfs.core.fetching.budget import Budget, FetchTurn
+from kvfs.core.fetching.fetch import Fetch
 
 MOST, SLOTS = 100, 4
 
@@ -111,3 +114,18 @@ def test_fetch_that_an_open_waits_for_moves_up() -> None:
     crowd.look()
     assert last in crowd.running
     crowd.empty()
+
+
+def test_streams_leave_room_for_other_fetches() -> None:
+    """A stream may take minutes."""
+
+    async def case() -> None:
+        budget = Budget(256 << 20, SLOTS)
+        streams = [Fetch(Inode(ino, 0o100644, 0, 0), 1 << 40, streamed=True) for ino in (1, 2, 3)]
+        other = Fetch(Inode(4, 0o100644, 0, 0), 128 << 20)
+        for one in (*streams, other):
+            budget.ask(one.turn)
+        assert other.turn.come.is_set()
+        assert {one.cost for one in streams} == {1 << 40}
+
+    trio.run(case)

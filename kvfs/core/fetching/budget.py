@@ -1,4 +1,4 @@
-"""The order of downloads from the bucket: the fetches of waiting opens begin before others.
+"""The order of fetches from a bucket or from nodes: those of waiting opens begin before others.
 
 Contract: at most `slots` fetches are under way, with `most` bytes together. A larger fetch counts
 as `most` bytes. Fetches ahead are those for which no open waits. None of them begins while a fetch

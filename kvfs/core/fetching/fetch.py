@@ -23,6 +23,8 @@ from kvfs.core.shared_work import SharedWork
 from kvfs.errors import NoSpaceError, NotFoundError, QuotaError
 from kvfs.tiers import Reservation, Tier
 
+STREAMED = 32 << 20  # bytes: about those that are on their way to a stream at a time
+
 
 class PrefetchRequest(Protocol):
     """A request for objects that no program has opened yet."""
@@ -47,6 +49,9 @@ class UnwantedError(NotFoundError):
 class Fetch(SharedWork):
     """A fetch under way. `inode` is a copy of the object's record at the request.
 
+    cost: the bytes of a tier that it takes. A stream counts as STREAMED bytes at most among the
+    fetches under way: it may take minutes, and opens of other objects must not wait for it.
+
     streamed: programs may read the object during its download. ready: the object can be read, or
     the fetch has ended. `stream` may be None even then.
     """
@@ -62,7 +67,8 @@ class Fetch(SharedWork):
         super().__init__()
         self.inode = inode
         self.began = trio.current_time()
-        self.turn = FetchTurn(cost, urgent=request is None)
+        self.cost = cost
+        self.turn = FetchTurn(min(cost, STREAMED) if streamed else cost, urgent=request is None)
         self.request = request
         self.ready = trio.Event()
         self.streamed = streamed

@@ -248,7 +248,7 @@ class PoolFetch:
             current = self.transfers.still_current(inode.ino, inode.version)
             if current is None or not current.in_pool or not request.wanted(inode):
                 raise UnwantedError("it is not wanted any more")
-        return reserve(self.ledger, self.room, self.quota, inode, running.turn.cost, request)
+        return reserve(self.ledger, self.room, self.quota, inode, running.cost, request)
 
     def _named(self, ino: int) -> object:
         return self.ledger.catalog.named(ino)

@@ -269,7 +269,7 @@ class Downloader:
 
     def _reserve(self, inode: Inode, running: Fetch) -> Reservation:
         """Reserve room in the fastest tier that has room. Raises NoSpaceError, UnwantedError."""
-        ledger, cost = self.ledger, running.turn.cost
+        ledger, cost = self.ledger, running.cost
         request = None if running.turn.urgent else running.request
         if request is not None:
             self._check_wanted(inode, request)
