@@ -18,5 +18,9 @@ class PeerError(TierError):
     """A peer did not give an object: it does not answer, or gives other bytes."""
 
 
+class WrongChunkError(PeerError):
+    """A chunk is not as the index says: the peer gave other bytes, or the index is wrong."""
+
+
 class NoFileError(PeerError):
     """A peer does not have the file any more: it has moved or evicted the object."""

@@ -7,14 +7,14 @@ the peer's fault, OSError for the local file, ConfigError for our certificate; n
 behind. A peer that sends other bytes is at fault, too.
 
 `stream` lets programs read the file meanwhile, as `kvfs.movement.streams` says. All chunks come in
-one answer, so an unlink at the peer does not end it. Only a reader that waits for another chunk
-than the next one begins another answer.
+one answer, for which the peer keeps the file open, so an unlink there does not end it. A chunk for
+which a reader waits comes earlier, by a request of its own.
 
 The file is written and not mapped: a full tier is an error then, and not a signal.
 """
 
 import os
-from collections import deque
+from contextlib import suppress
 from typing import NamedTuple
 
 import xxhash
@@ -23,7 +23,7 @@ from kvfs.movement import streams
 from kvfs.movement.copying import Moved
 from kvfs.movement.files import complete, part
 from kvfs.movement.streams import Ends, Word, WordKind
-from kvfs.pool.errors import PeerError
+from kvfs.pool.errors import NoFileError, PeerError, WrongChunkError
 from kvfs.pool.peer_file import CHUNK, Answer, PeerFile
 from kvfs.s3.chunks import Chunks, Proof
 
@@ -66,47 +66,54 @@ def stream(wanted: FetchJob, chunks: Chunks, ends: Ends) -> Moved:
     source, destination, size, digest, touched_ns = wanted
     with (
         streams.talking(ends) as (out, inp),
+        Answer(source, size) as answer,  # before programs can open the file: the peer has it open
         streams.coming(destination, size, touched_ns, out) as coming,
     ):
-        proof = Proof(coming, size, chunks, destination)
-        order = _Order(len(chunks.digests), inp)
-        while order.left:
-            with Answer(source, size, order.next * chunks.size) as answer:
-                while order.left and order.next * chunks.size == answer.at:
-                    end = min(answer.at + chunks.size, size)
-                    while answer.at < end:
-                        at, data = answer.at, answer.read(min(CHUNK, end - answer.at))
-                        _write(coming, data, at)
-                    if not proof.proves(order.next):
-                        raise PeerError(f"{source}: chunk {order.next} has another xxh3-64")
-                    streams.tell(out, Word(WordKind.HERE, order.next))
-                    order.go_on()
-        if proof.digest() != digest:
+        stream = _Stream(source, coming, Proof(coming, size, chunks, destination), out)
+        while stream.left:
+            stream.take(answer)
+            for word in streams.hear(inp):
+                stream.take_early(word.number)
+        if stream.proof.digest() != digest:
             raise PeerError(f"{source}: its bytes do not have the digest announced")
         blocks = os.fstat(coming).st_blocks
     return Moved(digest, blocks)
 
 
-class _Order:
-    """The order of the chunks: those that readers wait for, each in its turn, and those behind."""
+class _Stream:
+    """The chunks of one object as they come. `left`: those that are not here."""
 
-    def __init__(self, count: int, inp: int) -> None:
-        """inp: the pipe with the words of the daemon."""
-        self.left = set(range(count))
-        self.next = 0
-        self._inp = inp
-        self._wanted: deque[int] = deque()
+    def __init__(self, source: PeerFile, coming: int, proof: Proof, out: int) -> None:
+        self.source = source
+        self.proof = proof
+        self.left = set(range(len(proof.chunks.digests)))
+        self._coming = coming
+        self._out = out
 
-    def go_on(self) -> None:
-        """Note that the chunk `next` is here, and choose another, if any is left."""
-        self.left.discard(self.next)
-        behind = [number for number in self.left if number > self.next] or self.left
-        self.next = min(behind, default=self.next)
-        self._wanted += [word.number for word in streams.hear(self._inp)]
-        while self._wanted:
-            if (number := self._wanted.popleft()) in self.left:
-                self.next = number
-                break
+    def take(self, answer: Answer) -> None:
+        """Take the next chunk of an answer. Bytes that are here already do not change."""
+        number, size = answer.at // self.proof.chunks.size, self.proof.size
+        end = min(answer.at + self.proof.chunks.size, size)
+        while answer.at < end:
+            at, data = answer.at, answer.read(min(CHUNK, end - answer.at))
+            if number in self.left:
+                _write(self._coming, data, at)
+        if number not in self.left:
+            return
+        if not self.proof.proves(number):
+            raise WrongChunkError(f"{self.source}: chunk {number} has another xxh3-64")
+        self.left.discard(number)
+        streams.tell(self._out, Word(WordKind.HERE, number))
+
+    def take_early(self, number: int) -> None:
+        """Take a chunk for which a reader waits, by another request.
+
+        If the file was unlinked meanwhile, the chunk comes in its turn.
+        """
+        if number in self.left:
+            start = number * self.proof.chunks.size
+            with suppress(NoFileError), Answer(self.source, self.proof.size, start) as answer:
+                self.take(answer)
 
 
 def _write(out: int, data: memoryview, at: int) -> None:

@@ -404,3 +404,14 @@ def test_match_counts_the_bytes_of_other_nodes(pool: str, mount: Mount) -> None:
     told = r"elsewhere only +1.0 MiB \(s3 or other nodes\)"
     wait_for(lambda: re.search(told, matched()), "the index answers in time")
     assert json.loads(matched("--json"))["bytes"] == {"ram": 0, "nvme": 0, "s3": MIB}
+
+
+def test_names_of_other_nodes_are_no_damage(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
+    done = subprocess.run(
+        [*KVFS, "fsck", "--repair", b.path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "lost" in done.stdout) == (0, False), done.stdout
+    gets(b, "block", b"x" * MIB)

@@ -225,7 +225,7 @@ class CopyCheck:
                 return
             version = inode.version
             if not ledger.tiers.holders(inode):
-                if not inode.in_bucket:
+                if not inode.in_bucket and not inode.in_pool:
                     self._nowhere(inode)
                 return
             await self.look_for_tiers()  # is one copy gone, or all?

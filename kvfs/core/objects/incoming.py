@@ -16,6 +16,8 @@ Not for downloads (`core/bucket/download/hydration.py`), nor for handles
 
 import logging
 
+import trio
+
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.ledger.stream import Stream
@@ -23,6 +25,8 @@ from kvfs.core.objects.copies import Copies
 from kvfs.errors import NotFoundError, StaleError, TierError
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 0.25  # s until a read asks the nodes of a pool again
 
 
 class Incoming:
@@ -91,16 +95,26 @@ class Incoming:
 
         The descriptor is valid until the next await. Raises TierError.
         """
-        try:
-            if held.fd < 0 and held.stream is None:  # only its header came, or its daemon died
-                await self._go_on(held)
-            if held.stream is None:
-                return held.fd
-            await held.stream.bytes_here(start, length, held.stream.where.wait)
-        except TierError as error:
-            what = self.ledger.catalog.named(held.inode.ino)
-            log.error("%s: a read gets EIO: %s", what, error)
-            raise
+        began = trio.current_time()
+        while True:
+            try:
+                return await self._wait_once(held, start, length)
+            except TierError as error:
+                pool, waited = held.inode.in_pool, trio.current_time() - began
+                if not pool or waited > self.ledger.tiers.nodes.wait - AGAIN_S:
+                    what = self.ledger.catalog.named(held.inode.ino)
+                    log.error("%s: a read gets EIO: %s", what, error)
+                    raise
+            await trio.sleep(AGAIN_S)  # its node may be back, or another one have it
+
+    async def _wait_once(self, held: OpenObject, start: int, length: int) -> int:
+        # Only its header came, its daemon died, or no node gave the rest at the last read.
+        stopped = held.stream is None or (held.inode.in_pool and held.stream.problem is not None)
+        if held.fd < 0 and stopped:
+            await self._go_on(held)
+        if held.stream is None:
+            return held.fd
+        await held.stream.bytes_here(start, length, held.stream.where.wait)
         return held.stream.fd
 
     async def _go_on(self, held: OpenObject) -> None:

@@ -31,7 +31,7 @@ from kvfs.core.pool.chunk_digests import ChunkDigests
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.sources import FETCHES, Sources
 from kvfs.core.shared_work import WorkByKey, start_task
-from kvfs.errors import KvfsError, NotFoundError, StaleError, TierError
+from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved, MoverPool
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import PATIENCE
@@ -44,7 +44,7 @@ COUNTERS = ("fetched", "fetched_bytes", "prefetched", "prefetch_used", "prefetch
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 LOOKUP_S = 2 * PATIENCE  # s of the lookup that comes before an open: an entry, and its leases
 SENT_BACK = 5.0  # s in which a second failure of a name is a miss: a program would see ESTALE
-SPOILED = 600.0  # s in which an object comes as a whole after its stream failed
+SPOILED = 600.0  # s in which an object comes as a whole after one of its chunks was wrong
 
 
 class PoolFetch:
@@ -78,7 +78,6 @@ class PoolFetch:
         self.fetched: dict[int, int] = {}  # versions of inodes that came from the pool
         self._jobs = jobs
         self._sent_back: LastSeen[str] = LastSeen()
-        self._spoiled: LastSeen[bytes] = LastSeen()  # digests of objects whose streams failed
         self.budget = Budget(IN_FLIGHT, FETCHES)
         self._running: WorkByKey[int, Fetch] = WorkByKey(
             lambda ino, error: log.error(
@@ -114,7 +113,7 @@ class PoolFetch:
         return None
 
     def _may_stream(self, inode: Inode) -> bool:
-        return self.chunks.may_stream(inode) and self._spoiled.age(inode.digest) > SPOILED
+        return self.chunks.may_stream(inode) and self.sources.spoiled.age(inode.digest) > SPOILED
 
     def stop(self) -> None:
         """Stop all fetches after an unmount."""
@@ -169,10 +168,11 @@ class PoolFetch:
             raise
         except UnwantedError:
             raise
+        except NoSpaceError as error:
+            log.info("%s is a miss: %s", self._named(inode.ino), error)
+            raise
         except (NotFoundError, TierError) as error:
             log.info("%s is a miss: %s", self._named(inode.ino), error)
-            if running.stream is not None:  # next time its open fails, not its reads
-                self._spoiled.note(inode.digest)
             self.lookup.forget(key)
             if running.turn.urgent and self._may_be_stored(inode, key):
                 self.entries.forget(inode.ino)

@@ -16,12 +16,13 @@ from typing import NamedTuple
 import trio
 
 from kvfs.catalog import Inode
+from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.errors import NotFoundError
 from kvfs.movement.movers import Moved, MoverPool, patience_for
 from kvfs.movement.streams import Ends
 from kvfs.pool import fetching
-from kvfs.pool.errors import IndexDownError, NoFileError, PeerError
+from kvfs.pool.errors import IndexDownError, NoFileError, PeerError, WrongChunkError
 from kvfs.pool.fetching import FetchJob
 from kvfs.pool.index import PATIENCE, Lease, Owner
 from kvfs.pool.peer_file import PeerFile
@@ -47,6 +48,7 @@ class Sources:
         self.peers = lookup.peers
         self.movers = movers
         self.counters = Counter({"failed": 0})
+        self.spoiled: LastSeen[bytes] = LastSeen()  # digests of objects that had wrong chunks
         self._tls = "" if tls is None else str(tls)
         self._threads = trio.CapacityLimiter(FETCHES)
         self._limiter = trio.CapacityLimiter(FETCHES)
@@ -93,6 +95,8 @@ class Sources:
                 except NoFileError as error:
                     failures.append(str(error))
                 except PeerError as error:
+                    if isinstance(error, WrongChunkError):
+                        self.spoiled.note(inode.digest)
                     self.peers.failed(owner.node, str(error))
                     self.counters["failed"] += 1
                     failures.append(str(error))
