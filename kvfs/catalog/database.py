@@ -227,7 +227,6 @@ class Database:
         back: from there towards lesser keys. All pairs are as of the first of them.
         """
         options = ReadOptions()
-        options.set_iterate_lower_bound(prefix)
         options.set_iterate_upper_bound(_after(prefix))
         cut = len(prefix)
         found = self._iterator(options)
@@ -236,7 +235,8 @@ class Database:
         step = found.prev if back else found.next
         try:
             (found.seek_for_prev if back else found.seek)(prefix + start)
-            while valid():
+            # The lower bound of rocksdict 0.3.29 sets the upper one.
+            while valid() and (not back or key().startswith(prefix)):
                 yield key()[cut:], value()
                 step()
             found.status()

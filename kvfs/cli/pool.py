@@ -41,7 +41,7 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"
     yield "announced", f"{found['objects']} objects, {human(found['bytes'])}"
     yield "waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"
-    yield "found at other nodes", f"{counters['found']} objects"
+    yield "found by lookups", f"{counters['found']} objects"
     yield "fetched", f"{counters['fetched']} objects, {human(counters['fetched_bytes'])}"
     if "served" in counters:
         yield "served", f"{counters['served']} reads, {human(counters['served_bytes'])}"

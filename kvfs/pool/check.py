@@ -93,7 +93,8 @@ def _address(member: Membership) -> tuple[IP, int]:
     found = addresses.parse(member.address)
     if found is None:
         raise ConfigError(
-            f"pool_address={member.address}: expected IP or IP:PORT, as 10.0.0.5:7373"
+            f"pool_address={member.address}: expected IP or IP:PORT, as 10.0.0.5:7373, with "
+            "no wildcard, multicast address or zone"
         )
     return found
 

@@ -48,7 +48,9 @@ def _expect_private(file: Path) -> None:
     try:
         found = file.lstat()
     except OSError as error:
-        raise ConfigError(f"pool_credentials={file}: {error.strerror}: {CURE}") from None
+        raise ConfigError(
+            f"pool_credentials={file}: {error.strerror}, expected a file with {EXPECTED}: {CURE}"
+        ) from None
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode):
         raise ConfigError(

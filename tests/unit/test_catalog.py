@@ -299,11 +299,14 @@ def test_inodes_are_found_in_order_and_at_once(catalog: Catalog) -> None:
     with catalog.batch() as batch:
         for ino in EDGES:
             batch.put(inode(ino))
+            batch.set_left(b"@0/block", b"x")  # a lesser kind, with as many bytes as a number
+            batch.link(1, Dentry(b"name", ino, ino))  # a greater kind
     assert [found.ino for found in catalog.inodes_after(0, 100)] == EDGES
     assert [found.ino for found in catalog.inodes_after(2, 2)] == EDGES[2:4]
     assert [found.ino for found in catalog.inodes_before(keys.LAST, 100)] == EDGES[::-1]
     assert [found.ino for found in catalog.inodes_before(EDGES[2], 1)] == [EDGES[1]]
     assert catalog.inodes_before(EDGES[0], 1) == []
+    assert not catalog.unreadable
     assert catalog.inodes([255, 7, 1]) == [inode(255), None, inode(1)]
     assert catalog.inodes([]) == []
 

@@ -269,6 +269,7 @@ class Pool:
             }
             for (node, at), lease in zip(seen.items(), leases, strict=True)
         ]
+        found["nodes_live"] = sum(one["live"] for one in found["nodes"])  # later than `Nodes` knows
         return found
 
     async def owners(self, inode: Inode) -> Mapping[str, Any]:
