@@ -191,7 +191,11 @@ def test_an_upgrade_of_both_tiers_says_what_finds_no_room(mount: Mount) -> None:
     )
     assert total is not None, lines
     wait_for(lambda: told(kv) and told(kv) == kv.counter("dropped_shrunk"), "all that went is told")
-    assert int(total[1]) <= told(kv) <= int(total[1]) + 4, "RAM keeps some room free"
+    kv.idle()
+    # Copies to NVMe go on meanwhile: an object in both tiers takes the room of another.
+    tiers = [os.getxattr(path, "user.kvfs.tier") for path in kv.path.iterdir() if path.is_file()]
+    most = int(total[1]) + 4 + tiers.count(b"ram+nvme")
+    assert int(total[1]) <= told(kv) <= most, "RAM keeps some room free"
 
 
 def test_a_smaller_tier_says_what_stays(mount: Mount) -> None:
