@@ -246,8 +246,8 @@ def test_object_that_is_unlinked_meanwhile_is_read_to_its_end(made: Made, node: 
     world.b.check_accounts()
 
 
-def test_next_owner_gives_the_rest(made: Made) -> None:
-    world = made(owners=2)
+def breaks_once(gate: Gate) -> list[int]:
+    """Let one connection end in the third chunk. Returns where, once it has."""
     broken: list[int] = []
 
     def breaks(at: int) -> bool:
@@ -256,7 +256,13 @@ def test_next_owner_gives_the_rest(made: Made) -> None:
         broken.append(at)
         return True
 
-    world.gate.breaks = breaks
+    gate.breaks = breaks
+    return broken
+
+
+def test_next_owner_gives_the_rest(made: Made) -> None:
+    world = made(owners=2)
+    broken = breaks_once(world.gate)
     with world.path.open("rb", buffering=0) as file:
         assert whole(file.fileno()) == LARGE
         ended(world.b)
@@ -287,15 +293,7 @@ def same(fd: int) -> bool:
 
 def test_node_that_is_away_for_a_moment_costs_no_error(made: Made) -> None:
     world = made()
-    broken: list[int] = []
-
-    def breaks(at: int) -> bool:
-        if at < 2 * CHUNK + MIB or broken:
-            return False
-        broken.append(at)
-        return True
-
-    world.gate.breaks = breaks
+    broken = breaks_once(world.gate)
     with world.path.open("rb", buffering=0) as file:
         assert whole(file.fileno()) == LARGE
     assert len(broken) == 1
