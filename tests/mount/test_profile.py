@@ -71,6 +71,7 @@ def test_access_log_has_what_kvfs_drops(mount: Mount, tmp_path: Path) -> None:
     kv = mount(f"ram=16M,access_log={log}")
     for number in range(30):
         (kv.path / str(number)).write_bytes(b"x" * MIB)
+        closed(kv)  # two closes in quick succession may be handled in the other order
     assert run("ns", "create", kv.path / "n").returncode == 0
     (kv.path / "n" / "a").write_bytes(b"x" * MIB)
     assert run("evict", "--drop", kv.path / "n").returncode == 0
