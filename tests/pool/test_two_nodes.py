@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -562,6 +563,26 @@ def test_peer_that_hangs_is_a_miss_within_the_wait(pool: str, mount: Mount) -> N
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
     wait_for(lambda: read(b.path / "block") == b"x" * MIB, "the peer answers again")
+
+
+def test_opens_that_wait_for_one_object_wait_together(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, f"{pool},pool_wait=2", "b")
+    c = node(mount, pool, "c")
+    write(a, "block", b"x" * MIB)
+    gets(c, "block", b"x" * MIB)
+    wait_for(lambda: announced(c) == 1, "the copy is announced")
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
+    workers = [pid for kv in (a, c) for pid in Nginx(runtime.runtime_dir(kv.path) / "nginx").pids]
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(read, [b.path / "block"] * 4)) == [None] * 4
+        assert time.monotonic() - began < 3  # two owners: 4 s, if each open had its own wait
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_node_that_leaves_is_not_asked(pool: str, mount: Mount) -> None:

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 COUNTERS = ("fetched", "fetched_bytes", "prefetched", "prefetch_used", "prefetch_wasted")
 IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
-LOOKUP_S = 2 * PATIENCE  # s of the lookup that comes before an open: an entry, and its leases
+# s of an open beside its wait: the lookup before it (an entry, a listing, leases), and the loop
+BESIDE_S = 4 * PATIENCE
 SENT_BACK = 5.0  # s in which a second failure of a name is a miss: a program would see ESTALE
 SPOILED = 600.0  # s in which an object comes as a whole after one of its chunks was wrong
 
@@ -100,10 +101,13 @@ class PoolFetch:
         if running is None:
             running = self._begin(inode, None, streamed=not whole and self._may_stream(inode))
         elif not running.turn.urgent:
+            running.began = trio.current_time()  # the wait of the open begins now
             self.budget.hurry(running.turn)
         self.opening(inode)
+        # Opens of one object come one after the other: the wait of the first is the wait of all.
+        since = running.began if running.stream is None else trio.current_time()
         enough = running.ended if whole else running.ready
-        with trio.move_on_after(max(wait / 2, wait - LOOKUP_S)):
+        with trio.move_on_at(since + max(wait / 2, wait - BESIDE_S)):
             await enough.wait()
         if not enough.is_set():
             raise NotFoundError(f"{self._named(inode.ino)} is not here within {wait:g} s")
