@@ -31,6 +31,7 @@ import trio
 import trio.lowlevel
 
 from kvfs.errors import ConfigError
+from kvfs.pool import scripts
 from kvfs.pool.connection import Command, Reply, ReplyError, refusal
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.servers import Servers
@@ -65,110 +66,6 @@ _SEEN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,9})?")
 _REDIS = re.compile(r"redis_version:([0-9]{1,4})\.([0-9]{1,4})")
 _GONE = re.compile(r"([0-9a-f]{32}) ([0-9]{19})")
 _OWNER = re.compile(r"([0-9a-f]{16}) (ram|nvme) ([0-9a-f]{1,16}\.[0-9a-f]{1,16})")
-
-# Times of modification are compared as texts of 19 digits: numbers of Lua have 53 bits. A mark
-# (`gone`) has the last digest that was removed, and the latest time of all that were. It outlives
-# later versions of the name, since a copy of an earlier one may be announced again after them. If
-# the same bytes are written again, the digest in the mark becomes 0, and the time stays.
-_MARK = """
-local function time(text)
-  if not text or string.sub(text, 1, 1) == '-' then text = '0' end
-  return string.rep('0', 19 - #text) .. text
-end
-local function marked(before, digest, mtime)
-  local earlier = before and string.sub(before, 34) or ''
-  return digest .. ' ' .. (mtime > earlier and mtime or earlier)
-end
-"""
-
-# The digest that was announced first stands, unless it was unlinked or only dead nodes have it. But
-# of two objects that each had the name before the index lost its data, the later one stands.
-# Its attributes are those of the last program that has changed them, at any node.
-# ARGV: "new" or "again", the digest, its time, the field and value of the owner, "changed" or
-# "same" attributes, then the facts.
-ANNOUNCE = (
-    _MARK
-    + """
-local key, again = KEYS[1], ARGV[1] == 'again'
-local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
-if known and known ~= ARGV[2] then
-  local before = time(redis.call('HGET', key, 'kvfs-mtime-ns'))
-  if not again or ARGV[3] <= before then return 'conflict' end
-  gone = marked(gone, known, before)
-  redis.call('DEL', key)
-  redis.call('HSET', key, 'gone', gone)
-  known = nil
-end
-if not known then
-  if again and gone and (string.sub(gone, 1, 32) == ARGV[2] or ARGV[3] <= string.sub(gone, 34)) then
-    return 'gone'
-  end
-  redis.call('PERSIST', key)
-  redis.call('HSET', key, unpack(ARGV, 7))
-  if gone and string.sub(gone, 1, 32) == ARGV[2] and ARGV[3] > string.sub(gone, 34) then
-    redis.call('HSET', key, 'gone', string.rep('0', 32) .. string.sub(gone, 33))
-  end
-elseif ARGV[6] == 'changed' then
-  for at = 7, #ARGV, 2 do
-    local name = ARGV[at]
-    if name == 'kvfs-mode' or name == 'kvfs-uid' or name == 'kvfs-gid' then
-      redis.call('HSET', key, name, ARGV[at + 1])
-    end
-  end
-end
-redis.call('HSET', key, ARGV[4], ARGV[5])
-return 'here'
-"""
-)
-
-# Remove one owner, and the object with its last one. ARGV: the field of the owner, seconds to
-# remember a mark, and perhaps the only value that the field may have.
-WITHDRAW = """
-local key = KEYS[1]
-if ARGV[3] and redis.call('HGET', key, ARGV[1]) ~= ARGV[3] then return 'kept' end
-redis.call('HDEL', key, ARGV[1])
-for _, name in ipairs(redis.call('HKEYS', key)) do
-  if string.sub(name, 1, 1) == '@' then return 'kept' end
-end
-local known, gone = redis.call('HEXISTS', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
-if gone and known == 0 then return 'kept' end
-redis.call('DEL', key)
-if gone then
-  redis.call('HSET', key, 'gone', gone)
-  redis.call('EXPIRE', key, ARGV[2])
-end
-return 'gone'
-"""
-
-# Remove an object with this digest, or an earlier one, for all nodes. ARGV: the digest, its time,
-# seconds to remember it or 0, and those for which a mark is remembered.
-UNLINK = (
-    _MARK
-    + """
-local key = KEYS[1]
-local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
-if ARGV[3] ~= '0' then gone = marked(gone, ARGV[1], ARGV[2]) end
-if known and known ~= ARGV[1] and time(redis.call('HGET', key, 'kvfs-mtime-ns')) >= ARGV[2] then
-  if gone then redis.call('HSET', key, 'gone', gone) end
-  return 'other'
-end
-redis.call('DEL', key)
-if gone then
-  redis.call('HSET', key, 'gone', gone)
-  redis.call('EXPIRE', key, ARGV[4])
-end
-return 'gone'
-"""
-)
-
-# Only a greater version replaces another. ARGV: the version.
-VERSION = """
-local known = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
-if not known or known < tonumber(ARGV[1]) then
-  redis.call('HSET', KEYS[1], 'version', ARGV[1])
-end
-return 'here'
-"""
 
 Announced = Literal["here", "conflict", "gone"]
 
@@ -379,7 +276,7 @@ class Index:
             owner = (f"@{one.owner.node}", _owner_value(one.owner))
             attributes = "changed" if one.changed else "same"
             how = ("new" if one.fresh else "again", *_dated(one.facts.digest, one.facts.mtime_ns))
-            commands.append((name, ("EVAL", ANNOUNCE, 1, name, *how, *owner, attributes, *words)))
+            commands.append((name, scripts.ANNOUNCE.call(name, *how, *owner, attributes, *words)))
         replies = await self.ask(commands, LONG)
         return [_announced(reply) for reply in replies]
 
@@ -387,7 +284,7 @@ class Index:
         """Say that a node has these objects no more. Returns whether no node has each any more."""
         named = [self._object(key) for key in keys]
         commands: list[tuple[str, Command]] = [
-            (name, ("EVAL", WITHDRAW, 1, name, f"@{node}", GONE_S)) for name in named
+            (name, scripts.WITHDRAW.call(name, f"@{node}", GONE_S)) for name in named
         ]
         return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
@@ -395,7 +292,7 @@ class Index:
         """Remove owners that have these very values yet. Returns whether the object has gone."""
         name = self._object(key)
         commands: list[tuple[str, Command]] = [
-            (name, ("EVAL", WITHDRAW, 1, name, f"@{one.node}", GONE_S, _owner_value(one)))
+            (name, scripts.WITHDRAW.call(name, f"@{one.node}", GONE_S, _owner_value(one)))
             for one in owners
         ]
         return any(_text(reply) == "gone" for reply in await self.ask(commands, LONG))
@@ -409,7 +306,7 @@ class Index:
         commands: list[tuple[str, Command]] = []
         for one in gone:
             name, dated = self._object(one.key), _dated(one.digest, one.mtime_ns)
-            commands.append((name, ("EVAL", UNLINK, 1, name, *dated, remembered, GONE_S)))
+            commands.append((name, scripts.UNLINK.call(name, *dated, remembered, GONE_S)))
         return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:
@@ -433,7 +330,7 @@ class Index:
     async def set_version(self, name: str, version: int) -> None:
         """Tell all nodes the version of a namespace, unless they have a greater one."""
         key = self._version(name)
-        await self.ask([(key, ("EVAL", VERSION, 1, key, version))], LONG)
+        await self.ask([(key, scripts.VERSION.call(key, version))], LONG)
 
     async def drop_namespace(self, name: str, token: str) -> None:
         """Tell all nodes that a namespace was dropped. Versions begin anew."""
@@ -518,7 +415,7 @@ class Index:
         """
         if not commands:
             return []
-        replies = await self.servers.ask(commands, patience=patience)
+        replies = await self._told(commands, patience)
         for at, (key, _) in enumerate(commands):
             if not isinstance(replies[at], ReplyError):
                 continue
@@ -526,6 +423,20 @@ class Index:
                 raise refusal(str(replies[at]), f"pool={self.servers.place}: ")
             self._note_wrong(key)
             replies[at] = None
+        return replies
+
+    async def _told(self, commands: Sequence[tuple[str, Command]], patience: float) -> list[Reply]:
+        """Ask the servers, and give them the scripts that they do not know. IndexDownError."""
+        replies = await self.servers.ask(commands, patience=patience)
+        unknown = [at for at, reply in enumerate(replies) if scripts.is_unknown(reply)]
+        if unknown:  # the server was started lately, or another one has become the master
+            again = [
+                (key, scripts.in_full(words)) for key, words in map(commands.__getitem__, unknown)
+            ]
+            for at, reply in zip(
+                unknown, await self.servers.ask(again, patience=patience), strict=True
+            ):
+                replies[at] = reply
         return replies
 
     def _note_wrong(self, key: str) -> None:

@@ -98,6 +98,28 @@ def test_what_is_announced_is_found(port: int) -> None:
     trio.run(case)
 
 
+def test_server_that_forgets_the_scripts_is_told_again(port: int) -> None:
+    server = redis.Redis(port=port)
+
+    def calls(command: str) -> int:
+        found: int = server.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
+        return found
+
+    async def case() -> None:
+        async with index(port, "scripts") as one:
+            keys = [f"@0/{number}" for number in range(3)]
+            await one.announce([said(key, b"x") for key in keys])
+            told, run = calls("eval"), calls("evalsha")
+            assert await one.announce([said(key, b"x") for key in keys]) == ["here"] * 3
+            assert (calls("eval"), calls("evalsha")) == (told, run + 3)
+            server.script_flush()
+            assert await one.unlink([unlinked(key, b"x") for key in keys]) == [True] * 3
+            assert await one.find(keys) == [gone(b"x")] * 3
+            assert calls("eval") == told + 3
+
+    trio.run(case)
+
+
 def test_only_changed_attributes_replace_those_of_an_object(port: int) -> None:
     async def case() -> None:
         async with index(port, "attributes") as one:
