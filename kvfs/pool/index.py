@@ -311,11 +311,18 @@ class Index:
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Add names (folder, name) to the listings."""
-        await self.ask([(at := self._folder(one), ("SADD", at, name)) for one, name in names], LONG)
+        await self._change_names("SADD", names)
 
     async def unlist_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Remove names (folder, name) from the listings."""
-        await self.ask([(at := self._folder(one), ("SREM", at, name)) for one, name in names], LONG)
+        await self._change_names("SREM", names)
+
+    async def _change_names(self, command: str, names: Iterable[tuple[str, str]]) -> None:
+        """Add names to the listings, or remove them: all names of a folder together."""
+        folders: dict[str, list[str]] = {}
+        for folder, name in names:
+            folders.setdefault(self._folder(folder), []).append(name)
+        await self.ask([(at, (command, at, *some)) for at, some in folders.items()], LONG)
 
     # Namespaces
 
