@@ -42,6 +42,7 @@ CLOSES = 50
 RATE, TURNS, TURN = 1e9, 4, 4.0  # bytes/s of a client; turns, and s of each
 WARM = 4  # reads of each large size before those that count: they touch the memory first
 CHUNK = 4 << 20
+PACE = 256 << 10  # bytes between two pauses of that client
 
 
 @contextlib.contextmanager
@@ -234,15 +235,21 @@ def matches(a: Mounted, b: Mounted) -> list[str]:
 
 
 def pull(address: str, path: str, rate: float, told: Connection) -> None:
-    """Read a file of a node again and again, at most `rate` bytes/s, until `told` closes."""
+    """Read a file of a node again and again, at most `rate` bytes/s, until `told` closes.
+
+    As the client of another machine, it takes no processor from the node, and the network lets its
+    bytes pass at `rate`, not all at once.
+    """
+    os.nice(19)
     host, _, port = address.rpartition(":")
     server = http.client.HTTPConnection(host, int(port))
-    buffer, done, began = memoryview(bytearray(CHUNK)), 0, time.perf_counter()
-    while not told.poll(max(0.0, began + done / rate - time.perf_counter())):
+    buffer, done, began = memoryview(bytearray(PACE)), 0, time.perf_counter()
+    while not told.poll(0):
         server.request("GET", path)
         answer = server.getresponse()
         while got := answer.readinto(buffer):
             done += got
+            time.sleep(max(0.0, began + done / rate - time.perf_counter()))
     told.send(done / (time.perf_counter() - began))
 
 
