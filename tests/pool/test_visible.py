@@ -71,6 +71,16 @@ def test_stat_shows_nodes_that_have_a_file(pool: str, mount: Mount) -> None:
     assert owners(b.path / "block") == [str(b.path)]
 
 
+def test_stat_says_that_an_object_is_larger_than_the_tiers_here(pool: str, mount: Mount) -> None:
+    only_ram = pool.replace("nvme={tmp}/NAME-nvme,nvme_size=256M,", "")
+    a, b = node(mount, pool, "a"), node(mount, only_ram, "b")
+    write(a, "large", b"x" * (65 * MIB))
+    wait_for(lambda: not absent(b.path / "large"), "it is found")
+    said = "nothing is here of it, and no tier here can hold it: an open is a miss"
+    assert stat(b.path / "large")["next"] == said
+    assert not readable(b.path / "large")
+
+
 def test_file_of_holes_and_second_name_are_of_one_node(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     with (a.path / "holes").open("wb") as file:
