@@ -39,6 +39,7 @@ HUNG_S = 5.0  # s without a reply after which the connection is made anew
 IDLE_S = 3.0  # s without commands after which the server is asked whether it is still there
 LARGEST = 256 << 20  # bytes of replies to one pipeline; a listing of 10^6 names has 40 MB
 SEARCHED_MOST = 64 << 20  # bytes that a turn searches for ends of texts; some 10 ms
+NOT_ASKED = "it was not asked yet"
 LONGEST = 10**7 - 1  # elements of an array: more than LARGEST has of names
 
 
@@ -109,7 +110,7 @@ class Connection:
         self.address = address
         self.credentials = credentials
         self.tls = tls
-        self.why = "it was not asked yet"  # why it is down; "" while it is up
+        self.why = NOT_ASKED  # why it is down; "" while it is up
         self._refused = False  # it is down for a reason that stays
         self._waiting: deque[_Call] = deque()
         self._wake = trio.Event()

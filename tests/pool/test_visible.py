@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from kvfs import prefix, runtime
+from kvfs.cli.pool import facts
 from kvfs.control import request
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
@@ -228,6 +229,14 @@ def test_status_and_top_show_the_pool(pool: str, mount: Mount) -> None:
     wait_for(lambda: b.status()["pool"]["nodes_live"] == 1, "b sees that a has left")
 
 
+def test_index_that_was_not_asked_yet_is_not_down(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    wait_for(lambda: a.status()["pool"]["index"]["asked"], "a asks the index")
+    index = {"up": False, "why": "it was not asked yet", "asked": False}
+    told = dict(facts(a.status()["pool"] | {"index": index}))
+    assert (told["index"], told["live nodes"]) == ("not asked yet", "1")
+
+
 def test_wrong_reports_are_counted_and_ignored(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
@@ -294,6 +303,7 @@ def test_events_tell_of_the_index(pool: str, mount: Mount) -> None:
         (event,) = wait_for(lambda: news(a, "index down"), "a sees that the index is down")
         assert event["why"]
         assert re.search("live nodes +1, before the index was down", shown(a))
+        assert "the nodes are not known: the index does not answer" in shown(a)
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: news(a, "index up"), "the index is back")
