@@ -54,7 +54,8 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "opens by a fetch", str(found["hits"])
     yield "failed requests", str(counters["failed"])
     for one in found.get("failing", ()):  # an earlier daemon does not tell them
-        yield "gives no object", f"{one['name']} since {duration(one['since_s'])}: {one['why']}"
+        when = f"at the last request to it, {duration(one['last_s'])} ago"
+        yield "gave no object", f"{one['name']} {when}: {one['why']}"
     yield "conflicts", str(counters["conflicts"])
 
 

@@ -386,7 +386,8 @@ def test_peer_that_gives_nothing_is_named(pool: str, mount: Mount) -> None:
     assert failing["node"] == a.status()["pool"]["node"]
     assert failing["name"] == f"{socket.gethostname()}:{a.path}"
     assert "timed out" in failing["why"]
-    said = rf"gives no object +{re.escape(failing['name'])} since 0 d 00:00:\d\d: peer 127.0.0.1:"
+    name = re.escape(failing["name"])
+    said = rf"gave no object +{name} at the last request to it, 0 d 00:00:\d\d ago: peer 127.0.0.1:"
     assert re.search(said, shown(b))
     assert [one["nodes"] for one in news(b, "node fails")] == [failing["name"]]
     wait_for(lambda: readable(b.path / "block"), "a gives it")
