@@ -82,6 +82,19 @@ def test_stat_says_that_an_object_is_larger_than_the_tiers_here(pool: str, mount
     assert not readable(b.path / "large")
 
 
+def test_umount_says_that_other_nodes_may_have_what_it_loses(pool: str, mount: Mount) -> None:
+    only_ram = pool.replace("nvme={tmp}/NAME-nvme,nvme_size=256M,", "")
+    a, b = node(mount, pool, "a"), node(mount, only_ram, "b")
+    write(a, "block", b"x" * MIB)
+    gets(b, "block", b"x" * MIB)
+    said = b.umount("--now")
+    assert said == (
+        "kvfs: 1 objects (1.0 MiB) are lost with RAM: neither NVMe nor the bucket had them; other "
+        "nodes of the pool may have some of them\n"
+    )
+    assert f"unmounted with --now: {said.removeprefix('kvfs: ').strip()}" in b.log.read_text()
+
+
 def test_file_of_holes_and_second_name_are_of_one_node(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     with (a.path / "holes").open("wb") as file:
