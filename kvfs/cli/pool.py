@@ -34,9 +34,11 @@ def _show(found: dict[str, Any]) -> None:
 def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield this node's part in a pool."""
     index, counters = found["index"], found["counters"]
-    yield "index", "answers" if index["up"] else f"down: {index['why']}"
+    asked = index.get("asked", True)  # an earlier daemon does not tell it
+    down = f"down: {index['why']}" if asked else "not asked yet"
+    yield "index", "answers" if index["up"] else down
     if "nodes_live" in found:  # an earlier daemon does not count them
-        before = "" if index["up"] else ", before the index was down"
+        before = ", before the index was down" if asked and not index["up"] else ""
         yield "live nodes", f"{found['nodes_live']}{before}"
     yield "serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"
     yield "announced", f"{found['objects']} objects, {human(found['bytes'])}"
@@ -52,13 +54,18 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "opens by a fetch", str(found["hits"])
     yield "failed requests", str(counters["failed"])
     for one in found.get("failing", ()):  # an earlier daemon does not tell them
-        yield "gives no object", f"{one['name']} since {duration(one['since_s'])}: {one['why']}"
+        when = f"at the last request to it, {duration(one['last_s'])} ago"
+        yield "gave no object", f"{one['name']} {when}: {one['why']}"
     yield "conflicts", str(counters["conflicts"])
 
 
 def shown(found: dict[str, Any]) -> list[RenderableType]:
-    """Return this node's part, and a row for each node."""
-    own = [("pool", found["place"]), *facts(found)]
+    """Return this node's part, and a row for each node, or why the nodes are not known."""
+    own = pairs([("pool", found["place"]), *facts(found)])
+    if not found["nodes"] and not found["index"]["up"]:
+        asked = found["index"].get("asked", True)  # an earlier daemon does not tell it
+        why = "does not answer" if asked else "was not asked yet"
+        return [own, f"the nodes are not known: the index {why}"]
     rows = [
         (
             _name(one) + (" (this)" if one["node"] == found["node"] else ""),
@@ -70,7 +77,7 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
         )
         for one in found["nodes"]
     ]
-    return [pairs(own), table(COLUMNS, rows, left=LEFT)]
+    return [own, table(COLUMNS, rows, left=LEFT)]
 
 
 def _name(node: dict[str, Any]) -> str:

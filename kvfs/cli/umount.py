@@ -166,10 +166,11 @@ def _say_lost(lost: dict[str, Any]) -> bool:
     if not lost["objects"] and lost["census_done"]:
         return False
     least = "" if lost["census_done"] else "at least "
-    large = lost.get("too_large", 0)  # a daemon of an earlier version does not say it
+    large = lost.get("too_large", 0)  # a daemon of an earlier version does not say it, nor `pool`
     click.echo(
         f"kvfs: {least}{lost['objects']} objects ({human(lost['bytes'])}) are lost with RAM: "
         "neither NVMe nor the bucket had them"
+        + ("; other nodes of the pool may have some of them" if lost.get("pool") else "")
         + (f"; {large} of them are too large for NVMe, see the log" if large else ""),
         err=True,
     )

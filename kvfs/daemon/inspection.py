@@ -12,10 +12,12 @@ from itertools import islice
 from typing import Any
 
 from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.fetching.fetch import tiers_for
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.order import key_of
 from kvfs.daemon.mount import Mount
 from kvfs.errors import NotFoundError
+from kvfs.tiers import Tier
 
 LOOKED = 2000  # entries of an order, about 1 ms
 NAMED = 64  # files of a group that are named
@@ -264,6 +266,8 @@ def _next(
     if inode.ino in ledger.table.staging:
         return "nothing: it is being written"
     if inode.in_pool:
+        if not tiers_for(mount.room, space, Tier.cost(inode.blocks)):
+            return "nothing is here of it, and no tier here can hold it: an open is a miss"
         return "nothing is here of it: an open fetches it from another node"
     if not ledger.tiers.holders(inode):
         return "nothing is here of it" if inode.in_bucket else "it is lost"

@@ -407,11 +407,12 @@ class Mount:
         """Log the objects that only RAM has at the end of the mount."""
         accounts = self.ledger.accounts
         log.info(
-            "%s: %s: %s%d objects (%s) are lost with RAM: neither NVMe nor the bucket had them",
+            "%s: %s: %s%d objects (%s) are lost with RAM: neither NVMe nor the bucket had them%s",
             *(self.config.mountpoint, how),
             "" if accounts.census_done.is_set() else "at least ",
             accounts.only_ram_objects,
             human(accounts.only_ram_bytes),
+            "; other nodes of the pool may have some of them" if self.dispatcher.pool else "",
         )
 
     def _end_now(self) -> None:

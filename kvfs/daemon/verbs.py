@@ -104,6 +104,7 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
             "objects": accounts.only_ram_objects,
             "bytes": accounts.only_ram_bytes,
             "too_large": mount.dispatcher.write_back.too_large,
+            "pool": mount.dispatcher.pool is not None,
             "census_done": accounts.census_done.is_set(),
         }
 

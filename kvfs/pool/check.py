@@ -15,6 +15,7 @@ import trio
 from kvfs.errors import ConfigError
 from kvfs.pool import addresses, certificates, nginx
 from kvfs.pool.addresses import IP
+from kvfs.pool.connection import USE_PLAIN
 from kvfs.pool.errors import IndexDownError, IndexRefusedError
 from kvfs.pool.index import Index
 from kvfs.pool.member import Membership
@@ -71,9 +72,9 @@ async def _expect_index(member: Membership, index: Index) -> None:
             raise ConfigError(f"pool={member.place}: the index refuses us: {error}") from None
         except IndexDownError as error:
             if trio.current_time() > until:
+                start = "" if USE_PLAIN in str(error) else "start the index, "
                 raise IndexDownError(
-                    f"pool={member.place}: {error}; start the index, or mount without it by "
-                    "pool_required=off"
+                    f"pool={member.place}: {error}; {start}or mount without it by pool_required=off"
                 ) from None
             await trio.sleep(TRY_S)
     (lease,) = await index.leases([member.node])

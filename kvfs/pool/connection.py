@@ -39,6 +39,8 @@ HUNG_S = 5.0  # s without a reply after which the connection is made anew
 IDLE_S = 3.0  # s without commands after which the server is asked whether it is still there
 LARGEST = 256 << 20  # bytes of replies to one pipeline; a listing of 10^6 names has 40 MB
 SEARCHED_MOST = 64 << 20  # bytes that a turn searches for ends of texts; some 10 ms
+USE_PLAIN = "use redis:// for an index without TLS"
+NOT_ASKED = "it was not asked yet"
 LONGEST = 10**7 - 1  # elements of an array: more than LARGEST has of names
 
 
@@ -109,7 +111,7 @@ class Connection:
         self.address = address
         self.credentials = credentials
         self.tls = tls
-        self.why = "it was not asked yet"  # why it is down; "" while it is up
+        self.why = NOT_ASKED  # why it is down; "" while it is up
         self._refused = False  # it is down for a reason that stays
         self._waiting: deque[_Call] = deque()
         self._wake = trio.Event()
@@ -228,7 +230,7 @@ async def _encrypted(
     with trio.move_on_after(TLS_S) as scope:
         await found.do_handshake()
     if scope.cancelled_caught:
-        raise IndexDownError("it speaks no TLS, or hangs: redis:// is for an index without TLS")
+        raise IndexDownError(f"it speaks no TLS, or hangs: {USE_PLAIN}")
     return found
 
 
@@ -263,7 +265,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, ssl.SSLError):
-        return f"no TLS with it: {error}"
+        plain = error.reason == "WRONG_VERSION_NUMBER"  # it has begun with something else
+        return f"no TLS with it: {error}" + (f"; {USE_PLAIN}" if plain else "")
     return str(error) or type(error).__name__
 
 

@@ -22,6 +22,7 @@ from kvfs.pool import certificates
 from kvfs.pool.connection import (
     BROKEN,
     DIAL_S,
+    NOT_ASKED,
     Command,
     Connection,
     Replies,
@@ -38,6 +39,7 @@ from kvfs.pool.place import PoolPlace
 
 LOOK_S = 1.0  # s between two questions where the master is, or which server has which slots
 SERVERS_MOST = 1000  # of a cluster
+NOT_FOUND = "no server was found yet"
 
 Address: TypeAlias = tuple[str, int]
 
@@ -54,7 +56,7 @@ class Servers:
         self.place = place
         self.credentials = credentials
         self.tls = tls
-        self.why = "no server was found yet"  # why there are none; "" if some are known
+        self.why = NOT_FOUND  # why there are none; "" if some are known
         self._connections: dict[Address, Connection] = {}
         self._scopes: dict[Address, trio.CancelScope] = {}
         self._slots: list[Connection | None] = [None] * REDIS_CLUSTER_HASH_SLOTS  # of a cluster
@@ -67,6 +69,13 @@ class Servers:
         """The servers as a member asks them. Raises ConfigError for its certificates."""
         tls = certificates.of_index(member.tls) if member.place.tls else None
         return cls(member.place, member.credentials, tls)
+
+    @property
+    def tried(self) -> bool:
+        """Whether a try to reach a server has ended, well or not."""
+        if self.why:
+            return self.why != NOT_FOUND
+        return any(one.why != NOT_ASKED for one in self._connections.values())
 
     async def ask(self, commands: Sequence[tuple[str, Command]], *, patience: float) -> list[Reply]:
         """Return the reply to each command; each comes with the key that finds its server."""

@@ -10,7 +10,10 @@ import trio
 from kvfs.core.pool import peers
 from kvfs.core.pool.news import News
 from kvfs.core.pool.peers import Peers
+from kvfs.pool.credentials import Credentials
 from kvfs.pool.index import Index, Lease, Owner, PoolEntry
+from kvfs.pool.place import PoolPlace
+from kvfs.pool.servers import Servers
 from tests.pool.servers import free_port, server
 from tests.pool.test_index import LIFE, A, B, index, said
 
@@ -109,6 +112,24 @@ def test_node_that_was_away_for_long_announces_all_again(
             assert len(lost) == 2
 
     run(case, tmp_path)
+
+
+def test_index_is_not_down_before_a_try_has_failed() -> None:
+    async def case() -> None:
+        servers = Servers(PoolPlace.parse(f"redis://127.0.0.1:{free_port()}/kv"), Credentials())
+        seen = Peers(Index(servers), lambda: lease("c"), lambda: None, News())
+        await seen.renew()
+        assert (seen.asked, seen.why) == (False, "it was not asked yet")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(servers.run)
+            with trio.fail_after(10):
+                while not seen.asked:
+                    await trio.sleep(0.01)
+                    await seen.renew()
+            assert seen.why not in {"", "it was not asked yet"}
+            nursery.cancel_scope.cancel()
+
+    trio.run(case)
 
 
 def run(case: Callable[[int], Awaitable[None]], tmp_path: Path) -> None:

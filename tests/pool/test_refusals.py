@@ -132,7 +132,17 @@ def test_index_by_tls_of_an_unknown_authority(tmp_path: Path, refused: Refused) 
 
 def test_index_that_speaks_no_tls(index: int, refused: Refused) -> None:
     told = refused(at(index).replace("redis:", "rediss:"), code=WORLD)
-    assert "it speaks no TLS, or hangs: redis:// is for an index without TLS" in told
+    assert "it speaks no TLS, or hangs: use redis:// for an index without TLS; or mount " in told
+    assert "start the index" not in told
+
+
+def test_index_that_speaks_first_and_no_tls(tmp_path: Path, refused: Refused) -> None:
+    """Redis refuses a client by plain text, if it has too many, or in its protected mode."""
+    port = free_port()
+    with server(tmp_path / "redis", port), redis.Redis(port=port) as client:
+        client.config_set("maxclients", 1)
+        told = refused(at(port).replace("redis:", "rediss:"))
+    assert told.endswith("use redis:// for an index without TLS\n")
 
 
 def test_index_that_wants_tls(tmp_path: Path, refused: Refused) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from kvfs import matching, prefix, runtime
+from kvfs import failpoints, matching, prefix, runtime
 from kvfs.control import request
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
@@ -98,6 +98,17 @@ def test_nodes_of_the_pool_are_shown(pool: str, mount: Mount) -> None:
     done = subprocess.run([*KVFS, "pool", "--json", b.path], capture_output=True, check=True)
     found = json.loads(done.stdout)
     assert [one["mountpoint"] for one in found["nodes"]] == [str(b.path)]
+
+
+def test_lag_counts_an_object_whose_digest_takes_long(
+    pool: str, mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(failpoints.VARIABLE, "movement.read=delay:2@1")
+    a = node(mount, pool.replace("nvme={tmp}/NAME-nvme,nvme_size=256M,", ""), "a")
+    wait_for(lambda: a.status()["pool"]["index"]["up"], "a has a lease")
+    (a.path / "block").write_bytes(b"x" * MIB)
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
+    assert announced(a) == 1
 
 
 def test_names_of_directories_and_namespaces(pool: str, mount: Mount) -> None:

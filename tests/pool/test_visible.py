@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from kvfs import prefix, runtime
+from kvfs.cli.pool import facts
 from kvfs.control import request
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
@@ -69,6 +70,29 @@ def test_stat_shows_nodes_that_have_a_file(pool: str, mount: Mount) -> None:
     assert ", this node)" in run("stat", b.path / "block")
     a.umount("--now")
     assert owners(b.path / "block") == [str(b.path)]
+
+
+def test_stat_says_that_an_object_is_larger_than_the_tiers_here(pool: str, mount: Mount) -> None:
+    only_ram = pool.replace("nvme={tmp}/NAME-nvme,nvme_size=256M,", "")
+    a, b = node(mount, pool, "a"), node(mount, only_ram, "b")
+    write(a, "large", b"x" * (65 * MIB))
+    wait_for(lambda: not absent(b.path / "large"), "it is found")
+    said = "nothing is here of it, and no tier here can hold it: an open is a miss"
+    assert stat(b.path / "large")["next"] == said
+    assert not readable(b.path / "large")
+
+
+def test_umount_says_that_other_nodes_may_have_what_it_loses(pool: str, mount: Mount) -> None:
+    only_ram = pool.replace("nvme={tmp}/NAME-nvme,nvme_size=256M,", "")
+    a, b = node(mount, pool, "a"), node(mount, only_ram, "b")
+    write(a, "block", b"x" * MIB)
+    gets(b, "block", b"x" * MIB)
+    said = b.umount("--now")
+    assert said == (
+        "kvfs: 1 objects (1.0 MiB) are lost with RAM: neither NVMe nor the bucket had them; other "
+        "nodes of the pool may have some of them\n"
+    )
+    assert f"unmounted with --now: {said.removeprefix('kvfs: ').strip()}" in b.log.read_text()
 
 
 def test_file_of_holes_and_second_name_are_of_one_node(pool: str, mount: Mount) -> None:
@@ -218,6 +242,14 @@ def test_status_and_top_show_the_pool(pool: str, mount: Mount) -> None:
     wait_for(lambda: b.status()["pool"]["nodes_live"] == 1, "b sees that a has left")
 
 
+def test_index_that_was_not_asked_yet_is_not_down(pool: str, mount: Mount) -> None:
+    a = node(mount, pool, "a")
+    wait_for(lambda: a.status()["pool"]["index"]["asked"], "a asks the index")
+    index = {"up": False, "why": "it was not asked yet", "asked": False}
+    told = dict(facts(a.status()["pool"] | {"index": index}))
+    assert (told["index"], told["live nodes"]) == ("not asked yet", "1")
+
+
 def test_wrong_reports_are_counted_and_ignored(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
@@ -284,6 +316,7 @@ def test_events_tell_of_the_index(pool: str, mount: Mount) -> None:
         (event,) = wait_for(lambda: news(a, "index down"), "a sees that the index is down")
         assert event["why"]
         assert re.search("live nodes +1, before the index was down", shown(a))
+        assert "the nodes are not known: the index does not answer" in shown(a)
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: news(a, "index up"), "the index is back")
@@ -366,7 +399,8 @@ def test_peer_that_gives_nothing_is_named(pool: str, mount: Mount) -> None:
     assert failing["node"] == a.status()["pool"]["node"]
     assert failing["name"] == f"{socket.gethostname()}:{a.path}"
     assert "timed out" in failing["why"]
-    said = rf"gives no object +{re.escape(failing['name'])} since 0 d 00:00:\d\d: peer 127.0.0.1:"
+    name = re.escape(failing["name"])
+    said = rf"gave no object +{name} at the last request to it, 0 d 00:00:\d\d ago: peer 127.0.0.1:"
     assert re.search(said, shown(b))
     assert [one["nodes"] for one in news(b, "node fails")] == [failing["name"]]
     wait_for(lambda: readable(b.path / "block"), "a gives it")

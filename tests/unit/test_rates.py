@@ -146,6 +146,8 @@ def test_top_shows_the_pool() -> None:
     assert "served 1.0 MiB/s" in shown
     assert "lag 1.5 s conflicts 0" in shown
     assert "index" not in drawn(frame(status()))
+    begun = pool() | {"index": {"up": False, "why": "it was not asked yet", "asked": False}}
+    assert "index not asked yet" in " ".join(drawn(frame(status() | {"pool": begun})).split())
 
 
 def test_top_shows_the_pool_of_an_earlier_daemon() -> None:

@@ -105,11 +105,8 @@ def reserve(
     """
     namespace = ledger.namespaces.of(inode)
     _keep(quota, namespace, inode, request)
-    for tier in ledger.tiers.local:
-        last = tier is ledger.tiers.local[-1]
-        if not namespace.takes(tier) or tier.health.down:
-            continue
-        if not last and cost > tier.capacity // 2:
+    for tier in tiers_for(room, namespace, cost):
+        if tier.health.down:
             continue
         if request is None:
             found = room.reserve(tier, cost)
@@ -122,6 +119,17 @@ def reserve(
     if request is not None:
         raise UnwantedError("no tier has room that is free, or was not used lately")
     raise NoSpaceError(f"no tier has room for {cost} bytes")
+
+
+def tiers_for(room: Room, namespace: Namespace, cost: int) -> list[Tier]:
+    """The tiers that a fetch may bring `cost` bytes to once they have room, the fastest first."""
+    found, local = list[Tier](), room.ledger.tiers.local
+    for tier in local:
+        most = tier.capacity if tier is local[-1] else tier.capacity // 2
+        spare = room.headroom if tier is room.ram else 0
+        if namespace.takes(tier) and cost <= min(most, tier.capacity - spare):
+            found.append(tier)
+    return found
 
 
 def _keep(

@@ -134,8 +134,12 @@ class Announcer:
 
     @property
     def lag_s(self) -> float:
-        """Seconds since the oldest change that the index does not know; 0 without one."""
-        first = min(next(iter(self._changed.values()), math.inf), self._telling_since)
+        """Seconds since the oldest change that the index does not know; 0 without one.
+
+        An object counts while it waits for its digest. One that can have none does not count.
+        """
+        changed = next(iter(self._changed.values()), math.inf)
+        first = min(changed, self._telling_since, self.digests.since)
         return max(0.0, trio.current_time() - first)
 
     # What changes

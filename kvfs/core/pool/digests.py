@@ -10,7 +10,8 @@ nodes as a whole.
 """
 
 import logging
-from collections import deque
+import math
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,14 +66,20 @@ class Digests:
         self.movers = movers
         self.chunks = chunks
         self._announce = announce
-        self._under_way: set[tuple[int, int]] = set()  # inode and version
+        # When each began, by inode and version, the oldest first. A dict would find that slowly.
+        self._under_way: OrderedDict[tuple[int, int], float] = OrderedDict()
         self._waiting: deque[_Pending] = deque()
         self._jobs = 0
+
+    @property
+    def since(self) -> float:
+        """Trio's time since when an object waits for its digests; inf if none does."""
+        return next(iter(self._under_way.values()), math.inf)
 
     def begin(self, inode: Inode, tier: Tier) -> None:
         """Compute the digests of an object from its copy in a tier, in the background."""
         if (inode.ino, inode.version) not in self._under_way:
-            self._under_way.add((inode.ino, inode.version))
+            self._under_way[inode.ino, inode.version] = trio.current_time()
             self._put(_Pending(inode.copy(), tier))
 
     def _put(self, one: _Pending) -> None:
@@ -114,7 +121,7 @@ class Digests:
         if current is None and self._has_version(ino, version):
             self._again(one)  # its writer has flushed it, and not closed it yet
         elif current is None or (current.digest and not self.chunks.lack(current)):
-            self._under_way.discard((ino, version))
+            self._end(ino, version)
         else:
             return True
         return False
@@ -148,7 +155,7 @@ class Digests:
                     batch.change(current)
                     current.digest = current.digest or found.digest
                     batch.put(current)
-                    batch.then(partial(self._under_way.discard, (current.ino, current.version)))
+                    batch.then(partial(self._end, current.ino, current.version))
 
     def _again(self, one: _Pending) -> None:
         """Try an object once more, a while later."""
@@ -165,12 +172,15 @@ class Digests:
     def _give_up(self, one: _Pending, level: int, problem: object) -> None:
         inode = one.inode
         log.log(level, "%s is not in the pool: %s", self.ledger.catalog.named(inode.ino), problem)
-        self._under_way.discard((inode.ino, inode.version))
+        self._end(inode.ino, inode.version)
         if self.chunks.lack(inode):
             self.chunks.note(inode, None)
             current = self.ledger.table.inode(inode.ino)
             if current is not None and current.digest:
                 self._announce(inode.ino)
+
+    def _end(self, ino: int, version: int) -> None:
+        self._under_way.pop((ino, version), None)
 
     def _has_version(self, ino: int, version: int) -> bool:
         now = self.ledger.table.inode(ino)

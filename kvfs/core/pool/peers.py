@@ -20,6 +20,7 @@ import trio
 
 from kvfs.core.pool.news import News
 from kvfs.pool import addresses
+from kvfs.pool.connection import NOT_ASKED
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.index import PATIENCE, Index, Lease, Life, Owner, PoolEntry
 
@@ -56,7 +57,8 @@ class Peers:
         self.me = me
         self.lost = lost
         self.epoch = ""  # of the index, as far as is known
-        self.why = "it was not asked yet"  # why our lease is not renewed; "" if it is
+        self.why = NOT_ASKED  # why our lease is not renewed; "" if it is
+        self.asked = False  # a try to reach the index has ended, well or not
         self._leases: dict[str, tuple[float, Lease | None]] = {}  # when seen, and what
         self._failures: dict[str, _Failing] = {}
         # Nodes and their incarnations without a lease, and since when a look found none.
@@ -74,11 +76,15 @@ class Peers:
         try:
             epoch = await self.index.renew(self.me(), secrets.token_hex(8), time.time())
         except IndexDownError as error:
+            self.asked = self.asked or self.index.servers.tried
+            if not self.asked:  # the daemon has just begun, and connects
+                return
             if not self.why:
                 self.news.tell("index down", why=str(error))
                 log.warning("the pool's index is down, other nodes' objects are misses: %s", error)
             self.why = str(error)
             return
+        self.asked = True
         if self.why and self.epoch:
             self.news.tell("index up")
             log.info("the pool's index answers again")

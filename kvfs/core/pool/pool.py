@@ -258,7 +258,8 @@ class Pool:
             leases = await index.leases(list(seen))
             names = await index.node_names()
         except IndexDownError as error:
-            found["nodes"], found["index"] = [], {"up": False, "why": str(error)}
+            asked = self.peers.asked
+            found["nodes"], found["index"] = [], {"up": False, "why": str(error), "asked": asked}
             return found
         now = time.time()
         found["nodes"] = [
@@ -287,7 +288,11 @@ class Pool:
             "why_not": self.why_not,
             "nodes_live": 1 + len(self.nodes),
             "hits": self.ledger.tiers.nodes.hits,
-            "index": {"up": not self.peers.why, "why": self.peers.why},
+            "index": {
+                "up": not self.peers.why,
+                "why": self.peers.why,
+                "asked": self.peers.asked,
+            },
             "objects": len(self.announcer.objects.announced),
             "bytes": self.announcer.objects.bytes,
             "lag_s": self.announcer.lag_s,
