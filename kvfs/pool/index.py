@@ -14,9 +14,10 @@ POOL is `kvfs:` and the pool's name; KEY and FOLDER are those of the bucket (`kv
 object is one key, so that a cluster spreads the load, and one script changes it at a time.
 
 Contract: methods are calls to the index, with replies checked: a malformed value is None,
-or is left out, whatever its bytes. So is a key of a wrong type, which is logged once. Of an
-announcement of such a key the answer is "conflict". They raise IndexDownError. Callers do not
-trust the index: a mover compares all bytes of an object with its digest.
+or is left out, whatever its bytes. So is a key of a wrong type. Such a key, and an object with
+malformed facts, are logged once. Of an announcement of such a key the answer is "conflict". They
+raise IndexDownError. Callers do not trust the index: a mover compares all bytes of an object with
+its digest.
 """
 
 import json
@@ -50,7 +51,7 @@ GONE_S = 3600  # s for which the index knows that an object was unlinked or repl
 PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
 NAME_MOST = 256  # characters of the name of a node
-WRONG_MOST = 100  # keys of a wrong type that are logged
+WRONG_MOST = 100  # keys of a wrong type or with wrong facts that are logged
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
 STEP = 1 << 14  # listed names that are read in a turn of the loop; some 4 ms
 VERSION_MOST = 1 << 31  # of a namespace
@@ -178,7 +179,7 @@ class Index:
     def __init__(self, servers: Servers) -> None:
         self.servers = servers
         self.pool = f"kvfs:{servers.place.name}:"
-        self._wrong: set[str] = set()  # keys of a wrong type that were logged
+        self._wrong: set[str] = set()  # keys of a wrong type or with wrong facts that were logged
 
     # Questions
 
@@ -188,7 +189,7 @@ class Index:
         """Return the entries of these objects."""
         named = [self._object(key) for key in keys]
         replies = await self.ask([(name, ("HGETALL", name)) for name in named], patience)
-        return [read_entry(key, reply) for key, reply in zip(keys, replies, strict=True)]
+        return [self._entry(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
     async def held(
         self, keys: Sequence[str], nodes: Sequence[str] | None = None
@@ -222,7 +223,7 @@ class Index:
             commands.append((at, ("HGETALL", at)))
         reply, *more = await self.ask(commands, PATIENCE)
         version = _read_switch(more.pop()).version if namespace else 0
-        return read_entry(key, reply), more == [1], version
+        return self._entry(key, reply), more == [1], version
 
     async def have_names(self, folders: Sequence[str], *, patience: float = LONG) -> list[bool]:
         """Return which of these directories have names."""
@@ -437,40 +438,56 @@ class Index:
         replies = await self.servers.ask(commands, patience=patience)
         unknown = [at for at, reply in enumerate(replies) if scripts.is_unknown(reply)]
         if unknown:  # the server was started lately, or another one has become the master
-            again = [
-                (key, scripts.in_full(words)) for key, words in map(commands.__getitem__, unknown)
-            ]
-            for at, reply in zip(
-                unknown, await self.servers.ask(again, patience=patience), strict=True
-            ):
+            asked = [commands[at] for at in unknown]
+            again = [(key, scripts.in_full(words)) for key, words in asked]
+            found = await self.servers.ask(again, patience=patience)
+            for at, reply in zip(unknown, found, strict=True):
                 replies[at] = reply
         return replies
 
+    def _entry(self, key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
+        """Return the object in a reply to HGETALL; None for none, or for one that is malformed."""
+        try:
+            return read_entry(key, reply)
+        except MetadataError as error:
+            if self._is_new(name := self._object(key)):
+                log.warning(
+                    "pool=%s: the key %s has an object that kvfs would not write, so it is a miss: "
+                    "%s: redis-cli del it",
+                    *(self.servers.place, name, error),
+                )
+            return None
+
     def _note_wrong(self, key: str) -> None:
         """Log a key of a wrong type once."""
-        if key not in self._wrong and len(self._wrong) < WRONG_MOST:
-            self._wrong.add(key)
+        if self._is_new(key):
             log.warning(
                 "pool=%s: the key %s has a type that kvfs does not give it, so it is left out: "
                 "redis-cli del it",
                 *(self.servers.place, key),
             )
 
+    def _is_new(self, key: str) -> bool:
+        """Whether a wrong key is to be logged: each is once, and WRONG_MOST at most."""
+        if key in self._wrong or len(self._wrong) >= WRONG_MOST:
+            return False
+        self._wrong.add(key)
+        return True
+
 
 def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
-    """Return the object in a reply to HGETALL; None for none, or for one that is malformed."""
+    """Return the object in a reply to HGETALL; None for none.
+
+    Raises MetadataError for one that is malformed.
+    """
     fields = _pairs(reply)
     if "kvfs-xxh3-128" not in fields:
         gone = _GONE.fullmatch(fields.get("gone", ""))
         return None if gone is None else GoneEntry(bytes.fromhex(gone[1]), int(gone[2]))
     facts = {name: value for name, value in fields.items() if name.startswith("kvfs-")}
     size = facts.get("kvfs-stored-size", "")
-    try:
-        head = Head(int(size) if _SIZE.fullmatch(size.encode()) else -1, "", 0.0, facts)
-        found = Facts.of_head(key, head)
-    except MetadataError:
-        return None
-    return PoolEntry(found, tuple(_owners(fields)))
+    head = Head(int(size) if _SIZE.fullmatch(size.encode()) else -1, "", 0.0, facts)
+    return PoolEntry(Facts.of_head(key, head), tuple(_owners(fields)))
 
 
 def _owners(fields: Mapping[str, str]) -> Iterator[Owner]:

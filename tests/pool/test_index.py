@@ -305,15 +305,21 @@ def test_names_of_nodes_are_not_trusted(port: int, name: bytes) -> None:
         ("kvfs-mode", "99999"),
         ("kvfs-size", "1" * 5000),
         ("kvfs-stored-size", "1" * 5000),
+        ("kvfs-key", "8" + "0" * 15),
     ],
 )
-def test_what_kvfs_did_not_write_is_nothing(port: int, name: str, value: str) -> None:
+def test_what_kvfs_did_not_write_is_nothing(
+    port: int, name: str, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def case() -> None:
         async with index(port, "lies") as one:
             await one.announce([said("@0/x", b"x")])
             redis.Redis(port=port).hset("kvfs:lies:o:@0/x", name, value)
             assert await one.find(["@0/x"]) == [None]
+            assert await one.look("@0/x", "") == (None, False, 0)
             redis.Redis(port=port).delete("kvfs:lies:o:@0/x")
+        (said_so,) = caplog.messages
+        assert "has an object that kvfs would not write, so it is a miss: @0/x: " in said_so
 
     trio.run(case)
 
