@@ -277,14 +277,11 @@ class Catalog:
         )
         return list(islice((inode for inode in found if inode is not None), limit))
 
-    def inodes_before(self, ino: int, limit: int) -> list[Inode]:
-        """As `inodes_after`, with lesser numbers, the greatest first."""
-        found = (
-            self._readable(number, record)
-            for key, record in self.database.scan(keys.INODES, keys.number_key(ino - 1), back=True)
-            if (number := keys.number(key)) is not None
-        )
-        return list(islice((inode for inode in found if inode is not None), limit))
+    def numbers_before(self, ino: int, limit: int) -> list[int]:
+        """The numbers of up to `limit` inodes below `ino`, the greatest first."""
+        found = self.database.scan(keys.INODES, keys.number_key(ino - 1), back=True)
+        numbers = (keys.number(key) for key, _ in found)
+        return list(islice((one for one in numbers if one is not None), limit))
 
     def lookup(self, parent: int, name: bytes) -> Dentry | None:
         value = self.database.get(keys.NAMES + keys.name_key(parent, name))

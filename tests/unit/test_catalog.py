@@ -303,9 +303,9 @@ def test_inodes_are_found_in_order_and_at_once(catalog: Catalog) -> None:
             batch.link(1, Dentry(b"name", ino, ino))  # a greater kind
     assert [found.ino for found in catalog.inodes_after(0, 100)] == EDGES
     assert [found.ino for found in catalog.inodes_after(2, 2)] == EDGES[2:4]
-    assert [found.ino for found in catalog.inodes_before(keys.LAST, 100)] == EDGES[::-1]
-    assert [found.ino for found in catalog.inodes_before(EDGES[2], 1)] == [EDGES[1]]
-    assert catalog.inodes_before(EDGES[0], 1) == []
+    assert catalog.numbers_before(keys.LAST, 100) == EDGES[::-1]
+    assert catalog.numbers_before(EDGES[2], 1) == [EDGES[1]]
+    assert catalog.numbers_before(EDGES[0], 1) == []
     assert not catalog.unreadable
     assert catalog.inodes([255, 7, 1]) == [inode(255), None, inode(1)]
     assert catalog.inodes([]) == []
@@ -447,7 +447,7 @@ def test_a_block_that_cannot_be_read_is_no_end(tmp_path: Path) -> None:
     try:
         scans: list[Callable[[], object]] = [
             lambda: catalog.inodes_after(0, 1 << 20),
-            lambda: catalog.inodes_before(keys.LAST, 1 << 20),
+            lambda: catalog.numbers_before(keys.LAST, 1 << 20),
             lambda: catalog.entries_after(1, 0, 1 << 20),
             lambda: list(catalog.records(b"d")),
         ]

@@ -52,7 +52,7 @@ class PoolEntries:
         directory, entry = found
         if self.namespaces.places.is_temporary(directory, entry.name):
             return None
-        name = self.namespaces.bucket_name(inode, dropped=True)
+        name = self.namespaces.bucket_name(directory, entry.name, dropped=True)
         return None if name is None else self.keys.of(_in_pool(name))
 
     def key_of_name(self, parent: int, name: bytes) -> tuple[str, str] | None:
