@@ -164,6 +164,7 @@ class Announcement(NamedTuple):
     """One object to announce. fresh: a program here has just written it.
 
     changed: a program here has changed its mode or its owner since it was announced.
+    later: this node knows of an earlier object that has left the name, perhaps of the same bytes.
     """
 
     key: str
@@ -171,6 +172,7 @@ class Announcement(NamedTuple):
     owner: Owner
     fresh: bool
     changed: bool = False
+    later: bool = False
 
 
 class Index:
@@ -276,7 +278,8 @@ class Index:
             words = [word for pair in one.facts.metadata().items() for word in pair]
             owner = (f"@{one.owner.node}", _owner_value(one.owner))
             attributes = "changed" if one.changed else "same"
-            how = ("new" if one.fresh else "again", *_dated(one.facts.digest, one.facts.mtime_ns))
+            which = "new" if one.fresh else "later" if one.later else "again"
+            how = (which, *_dated(one.facts.digest, one.facts.mtime_ns))
             commands.append((name, scripts.ANNOUNCE.call(name, *how, *owner, attributes, *words)))
         replies = await self.ask(commands, LONG)
         return [_announced(reply) for reply in replies]

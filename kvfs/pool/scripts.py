@@ -54,25 +54,30 @@ end
 # The digest that was announced first stands, unless it was unlinked or only dead nodes have it. But
 # of two objects that each had the name before the index lost its data, the later one stands.
 # Its attributes are those of the last program that has changed them, at any node.
-# ARGV: "new" or "again", the digest, its time, the field and value of the owner, "changed" or
-# "same" attributes, then the facts.
+# An object that left takes no name; "later": the node knows that it wrote the bytes of the mark
+# again.
+# ARGV: "new", "again" or "later", the digest, its time, the field and value of the owner, "changed"
+# or "same" attributes, then the facts.
 ANNOUNCE = Script(
     _MARK
     + """
-local key, again = KEYS[1], ARGV[1] == 'again'
+local key, again = KEYS[1], ARGV[1] ~= 'new'
 local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
 if known and known ~= ARGV[2] then
   local before = time(redis.call('HGET', key, 'kvfs-mtime-ns'))
   if not again or ARGV[3] <= before then return 'conflict' end
-  gone = marked(gone, known, before)
+end
+if again and gone and known ~= ARGV[2] then
+  local same = ARGV[1] == 'again' and string.sub(gone, 1, 32) == ARGV[2]
+  if same or ARGV[3] <= string.sub(gone, 34) then return 'gone' end
+end
+if known and known ~= ARGV[2] then
+  gone = marked(gone, known, time(redis.call('HGET', key, 'kvfs-mtime-ns')))
   redis.call('DEL', key)
   redis.call('HSET', key, 'gone', gone)
   known = nil
 end
 if not known then
-  if again and gone and (string.sub(gone, 1, 32) == ARGV[2] or ARGV[3] <= string.sub(gone, 34)) then
-    return 'gone'
-  end
   redis.call('PERSIST', key)
   redis.call('HSET', key, unpack(ARGV, 7))
   if gone and string.sub(gone, 1, 32) == ARGV[2] and ARGV[3] > string.sub(gone, 34) then

@@ -98,6 +98,37 @@ def test_what_is_announced_is_found(port: int) -> None:
     trio.run(case)
 
 
+def test_same_bytes_written_again_are_no_object_that_left(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "same") as one:
+            await one.announce([said("@0/x", b"x", mtime_ns=5)])
+            await one.unlink([unlinked("@0/x", b"x", 5)])
+            copy = said("@0/x", b"x", B, fresh=False, mtime_ns=9)
+            assert await one.announce([copy]) == ["gone"]
+            assert await one.announce([copy._replace(later=True)]) == ["here"]
+            await one.unlink([unlinked("@0/x", b"x", 9)])
+            assert await one.announce([copy._replace(later=True)]) == ["gone"]
+
+    trio.run(case)
+
+
+def test_object_that_left_takes_no_name_from_an_earlier_one(port: int) -> None:
+    async def case() -> None:
+        async with index(port, "skew") as one:
+            await one.announce([said("@0/x", b"replaced", mtime_ns=9)])
+            await one.unlink([unlinked("@0/x", b"replaced", 9)])
+            new = said("@0/x", b"new", B, mtime_ns=7)  # by a node whose clock is behind
+            assert await one.announce([new]) == ["here"]
+            assert await one.announce([said("@0/x", b"replaced", fresh=False, mtime_ns=9)]) == [
+                "gone"
+            ]
+            (found,) = await one.find(["@0/x"])
+            assert isinstance(found, PoolEntry)
+            assert found.facts == facts(b"new", 7)
+
+    trio.run(case)
+
+
 def test_server_that_forgets_the_scripts_is_told_again(port: int) -> None:
     server = redis.Redis(port=port)
 

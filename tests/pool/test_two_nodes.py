@@ -111,6 +111,44 @@ def test_lag_counts_an_object_whose_digest_takes_long(
     assert announced(a) == 1
 
 
+def test_same_bytes_written_again_before_a_kill_stay(
+    pool: str, mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(failpoints.VARIABLE, "movement.read=delay:2@2")
+    a = node(mount, pool.replace("nvme={tmp}/NAME-nvme,nvme_size=256M,", ""), "a")
+    wait_for(lambda: a.status()["pool"]["index"]["up"], "a has a lease")
+    write(a, "block", b"x" * MIB)
+    index = redis.Redis(port=port_of(pool))
+    (a.path / "block").write_bytes(b"x" * MIB)
+    wait_for(lambda: index.hexists("kvfs:kv:o:@0/block", "gone"), "the first one is gone")
+    a.kill_daemon()
+    wait_for(lambda: a.status()["pool"]["index"]["up"], "a new daemon serves")
+    wait_for(lambda: announced(a) == 1, "it is announced")
+    assert read(a.path / "block") == b"x" * MIB
+    assert a.status()["pool"]["counters"]["stale"] == 0
+
+
+def test_later_object_stands_if_the_index_has_an_earlier_one_instead(
+    pool: str, mount: Mount
+) -> None:
+    a = node(mount, pool, "a")
+    write(a, "block", b"later")
+    a.idle()
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
+    key, index = "kvfs:kv:o:@0/block", redis.Redis(port=port_of(pool))
+    later = index.hgetall(key)
+    digests = dict.fromkeys([b"kvfs-xxh3-128", b"kvfs-stored-xxh3-128"], b"0" * 32)
+    # As after a loss of the index, of which this node has not learned yet.
+    index.hset(key, mapping={**later, **digests, b"kvfs-mtime-ns": b"5"})
+
+    def stands() -> bool:
+        assert not absent(a.path / "block")
+        return index.hget(key, "kvfs-xxh3-128") == later[b"kvfs-xxh3-128"]
+
+    wait_for(stands, "the index has the later one again")
+    assert read(a.path / "block") == b"later"
+
+
 def test_names_of_directories_and_namespaces(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     (a.path / "one" / "two").mkdir(parents=True)

@@ -206,7 +206,7 @@ class Announcer:
         ino, dirty, bucket = inode.ino, self.ledger.dirty, self.ledger.tiers.bucket
         if not bucket.mounted or not bucket.shared or dirty.stored(ino) is not None:
             return ""
-        if ino in dirty and not (ino in self.objects.fetched or ino in self.objects.others):
+        if ino in dirty and not (self.objects.came(ino) or ino in self.objects.others):
             return ""  # a program has written it here, and no other node uploads it
         if not self.ledger.namespaces.of(inode).takes(bucket):
             return ""
@@ -221,7 +221,7 @@ class Announcer:
     def _note_dropped(self, ino: int, batch: Batch) -> None:
         """Hide earlier objects of a name that other nodes may have, if kvfs drops a later one."""
         known = self.ledger.catalog.inode(ino)
-        if known is None or not known.is_file or known.in_pool or ino in self.objects.fetched:
+        if known is None or not known.is_file or known.in_pool or self.objects.came(ino):
             return
         key, leaving = self.entries.key(known), self.entries.leaving
         if key is not None and (ino in self.objects.others or leaving.may_be_unseen(key)):
@@ -356,7 +356,7 @@ class Announcer:
         left = list(self.entries.leaving.recent())
         while left:
             try:
-                await self.index.unlink(left[:AT_ONCE])
+                await self.index.unlink(self.entries.leaving.still_left(left[:AT_ONCE]))
                 del left[:AT_ONCE]
             except IndexDownError as error:
                 log.debug("names that left are told again later: %s", error)
@@ -474,7 +474,8 @@ class Announcer:
         _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))
         owner = Owner(me.node, me.incarnation, tier.name, f"{inode.ino:x}.{inode.version:x}")
         facts = facts_of(inode, model, self.chunks.of(inode))
-        return Announcement(key, facts, owner, self.objects.is_fresh(inode))
+        later = self.entries.leaving.announces(key, facts)
+        return Announcement(key, facts, owner, self.objects.is_fresh(inode), later=later)
 
     def _served(self, inode: Inode) -> Tier | None:
         """The tier with a copy that nginx can serve, the fastest first."""
@@ -496,10 +497,8 @@ class Announcer:
                 self.entries.leaving.announced(wanted.key, wanted.facts)
                 self.counters["announced"] += 1
                 names += self.listed.way(wanted.key)
-            elif answer == "gone" or (not wanted.fresh and ino in self.objects.fetched):
-                self.conflicts.let_go(
-                    ino, wanted.facts.digest
-                )  # it came from the pool, and is older
+            elif answer == "gone" or (not wanted.fresh and self.objects.came(ino)):
+                self.conflicts.let_go(ino, wanted.facts.digest)  # it is older
             else:
                 await self.conflicts.meet(ino, wanted)
         await self.index.list_names(names)

@@ -91,6 +91,11 @@ class IndexedObjects:
             return None
         return indexed if indexed.folder == self._folder(key) else None
 
+    def came(self, ino: int) -> bool:
+        """Whether an object came from another node in this session, and was not rewritten since."""
+        inode = self.entries.ledger.table.inode(ino)
+        return inode is not None and self.fetched.get(ino) == inode.version
+
     def is_new(self, inode: Inode) -> bool:
         """Whether an object was written since the daemon's start."""
         return inode.backing_mtime_ns >= self._began_ns

@@ -13,7 +13,7 @@ takes it, and `save` writes all else.
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from struct import Struct
 
@@ -93,20 +93,32 @@ class Leaving:
         batch.set_left(latest.key.encode(), _value(latest, when))
         batch.then(partial(self._remember, latest, when))
 
+    def announces(self, key: str, facts: Facts) -> bool:
+        """Note that an object is about to be announced, and return whether an earlier one left.
+
+        If that had the same bytes, only its time tells it from this one from now on.
+        """
+        left, when = self._left.get(key, (None, 0))
+        if left is None or facts.mtime_ns <= left.mtime_ns:
+            return False
+        if facts.digest == left.digest:  # it was written again, with the same bytes
+            self._left[key] = left._replace(digest=NO_DIGEST), when
+            self._unsaved.add(key)
+        return True
+
     def announced(self, key: str, facts: Facts) -> None:
         """Note that the index has an object of this key, from here: perhaps one that left before.
 
         Earlier objects are remembered while a later one is there: all nodes may evict that one.
         """
-        left, when = self._left.get(key, (None, 0))
-        if left is None:
-            return
-        if facts.mtime_ns <= left.mtime_ns:
+        left, _ = self._left.get(key, (None, 0))
+        if left is not None and facts.mtime_ns <= left.mtime_ns:
             del self._left[key]
             self._unsaved.add(key)
-        elif facts.digest == left.digest:  # it was written again, with the same bytes
-            self._left[key] = left._replace(digest=NO_DIGEST), when
-            self._unsaved.add(key)
+
+    def still_left(self, some: Sequence[Unlinked]) -> list[Unlinked]:
+        """Those that the index is to be told of as they are: no object was announced since."""
+        return [one for one in some if self._left.get(one.key, (None, 0))[0] == one]
 
     def told(self, indexed: Unlinked, ino: int, *, gone: bool) -> None:
         """Note that the index has learned of a change. gone: `indexed` was unlinked there."""

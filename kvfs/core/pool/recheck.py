@@ -4,9 +4,10 @@ Contract: `look` never waits: it asks in the background, about an object at most
 seconds, and at most BEHIND at a time. An object that the index does not have stays, and is
 announced again: an index may be lost. So is an object that another node has written as well, with
 the same bytes, after it had replaced the name. An object goes if the index says that it, or a later
-one, was unlinked, or that another object has its name. But it stays if it changes between question
-and answer. The name of an object that is only elsewhere goes as soon as no live node has the
-object, and gets the mode and the owner that the index has.
+one, was unlinked, or that a later one has its name. If an earlier one has it, the object is
+announced again, and the index decides: it may be lost, or a clock behind. But an object stays if it
+changes between question and answer. The name of an object that is only elsewhere goes as soon as no
+live node has the object, and gets the mode and the owner that the index has.
 """
 
 import logging
@@ -63,7 +64,7 @@ class Recheck:
         if isinstance(entry, GoneEntry):
             stands = not entry.covers(inode.digest, inode.backing_mtime_ns)
         else:
-            stands = entry is None or entry.facts.digest == inode.digest
+            stands = entry is None or not _replaces(entry, inode)
         if stands or settled is None or self.announcer.settled(ino, key) is not settled:
             return True
         self.announcer.conflicts.let_go(ino, inode.digest)
@@ -89,9 +90,11 @@ class Recheck:
                     self.announcer.conflicts.let_go(ino, digest)
                 else:
                     self.announcer.announce(ino)
-            elif entry.facts.digest != digest:
+            elif inode is not None and _replaces(entry, inode):
                 self.announcer.conflicts.let_go(ino, digest)
-            elif all(owner.node != self.announcer.peers.me().node for owner in entry.owners):
+            elif entry.facts.digest != digest or all(
+                owner.node != self.announcer.peers.me().node for owner in entry.owners
+            ):
                 self.announcer.announce(ino)
         except IndexDownError as error:
             self.announcer.lookup.failed(error)
@@ -115,3 +118,9 @@ class Recheck:
             return
         async with self.ledger.table.locked(inode.ino):
             lookup.entries.forget(inode.ino)
+
+
+def _replaces(entry: PoolEntry, inode: Inode) -> bool:
+    """Whether the index has another object by the name, which is not an earlier one."""
+    earlier = entry.facts.mtime_ns < inode.backing_mtime_ns
+    return entry.facts.digest != inode.digest and not earlier
