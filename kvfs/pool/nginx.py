@@ -217,10 +217,10 @@ class Nginx:
 
     @property
     def alive(self) -> bool:
-        """Whether the server runs."""
+        """Whether the master runs: its workers serve on without it, and nobody replaces them."""
         if self._process is not None:
             return self._process.poll() is None
-        return bool(self.pids)
+        return self._noted() in self.pids
 
     @property
     def pids(self) -> list[int]:

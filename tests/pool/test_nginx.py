@@ -403,6 +403,24 @@ def test_workers_of_a_dead_master_are_replaced(node: Node) -> None:
     assert node.get(path) == (200, DATA)
 
 
+def test_dead_master_is_noticed_by_the_next_daemon(node: Node) -> None:
+    """It has not started the server, and the workers serve on without a master."""
+    path = node.put()
+    next_daemon = Nginx(node.server.folder)
+    next_daemon.start(node.served)
+    assert next_daemon.alive
+    master, worker = node.server.pids
+    os.kill(master, signal.SIGKILL)
+    wait_for(lambda: not next_daemon.alive, "the next daemon notices")
+    next_daemon.start(node.served)
+    try:
+        assert next_daemon.alive
+        assert not {master, worker} & set(next_daemon.pids)
+        assert node.get(path) == (200, DATA)
+    finally:
+        next_daemon.stop()
+
+
 def test_stopped_server_is_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nginx, "STOP_S", 0.2)
     for pid in node.server.pids:
