@@ -329,7 +329,7 @@ def _network(text: str) -> str:
         return str(ipaddress.ip_network(text, strict=False))
     except ValueError:
         raise ConfigError(
-            f"pool_allow={text}: expected a network, 10.0.0.0/8 for example"
+            f"pool_allow={text}: expected networks such as 10.0.0.0/8, joined by +"
         ) from None
 
 

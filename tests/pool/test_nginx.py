@@ -351,7 +351,7 @@ def test_path_that_nginx_would_misread_is_refused(tmp_path: Path, wrong: str) ->
 
 
 def test_network_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pool_allow=all;: expected a network"):
+    with pytest.raises(ConfigError, match="pool_allow=all;: expected networks such as"):
         Nginx(tmp_path).start(Served("127.0.0.1:1", {}, ("all;",)))
 
 

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from kvfs import runtime
+from kvfs.errors import ConfigError
 from kvfs.pool import nginx
 from tests.conftest import Mount
 from tests.harness import KVFS
@@ -258,6 +259,14 @@ def test_port_that_is_taken(index: int, refused: Refused) -> None:
 def test_network_that_could_read_everything(index: int, refused: Refused) -> None:
     told = refused(at(index, "pool_address=192.0.2.1:7400"))
     assert "all of its network could read the objects; give pool_allow=" in told
+
+
+def test_network_that_is_none(refused: Refused) -> None:
+    """The configuration says so in the words of `kvfs.pool.nginx`, which are documented."""
+    told = refused(at(free_port(), "pool_allow=127.0.0.1/99"))
+    with pytest.raises(ConfigError) as error:
+        nginx.Served("127.0.0.1:1", {}, ("127.0.0.1/99",)).config(Path("/"), nginx.installed())
+    assert f"option {error.value}\n" in told
 
 
 def test_certificates_that_do_not_match(tmp_path: Path, index: int, refused: Refused) -> None:
