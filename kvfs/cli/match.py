@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from kvfs import matching, prefix
+from kvfs import matching, prefix, runtime
 from kvfs.cli import completion, disregard_lookups, give, human, json_option, unreachable
 from kvfs.cli.ns import Named
 from kvfs.cli.screen import pairs, screen
@@ -204,9 +204,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokens", f"{found['tokens']} of {found['of_tokens']}"),
     ]
     if found["bytes"] is None:
-        rows.append(
-            ("bytes", "unknown: the path is not on the mount itself, so kvfs asked with stat")
-        )
+        rows.append(("bytes", f"unknown: {_why_unknown(Path(found['namespace']))}"))
     else:
         where = {"ram": "in memory", "nvme": "on nvme"}
         rows += [(text, human(found["bytes"][tier])) for tier, text in where.items()]
@@ -223,3 +221,12 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         )
     rows.append(("continued by", f"{found['continuations']} blocks"))
     return rows
+
+
+def _why_unknown(directory: Path) -> str:
+    """Say why kvfs asked with stat, which tells no tiers."""
+    if runtime.kvfs_holding(directory) is None:
+        return "the path is not on the mount itself, so kvfs asked with stat"
+    if not (directory / matching.NAME).exists():
+        return f"it has prefix=off, so kvfs asked with stat: kvfs ns set {directory} prefix=on"
+    return f"{matching.NAME} cannot be opened, so kvfs asked with stat"

@@ -15,7 +15,7 @@ import trio
 from kvfs.errors import ConfigError
 from kvfs.pool import addresses, certificates, nginx
 from kvfs.pool.addresses import IP
-from kvfs.pool.connection import USE_PLAIN
+from kvfs.pool.connection import NO_HOST, USE_PLAIN, USE_TLS
 from kvfs.pool.errors import IndexDownError, IndexRefusedError
 from kvfs.pool.index import Index
 from kvfs.pool.member import Membership
@@ -29,8 +29,8 @@ TRY_S = 0.05  # s between two questions meanwhile
 def expect_usable(member: Membership, *, required: bool) -> None:
     """Check this node's part and the index.
 
-    Raises ConfigError, also if the index refuses us, and IndexDownError if the index is required
-    and does not answer.
+    Raises ConfigError, also for an index that kvfs cannot use, and IndexDownError if the index is
+    required and does not answer.
     """
     nginx.installed()
     nginx.account()
@@ -69,12 +69,14 @@ async def _expect_index(member: Membership, index: Index) -> None:
             await index.expect_usable()
             break
         except IndexRefusedError as error:
-            raise ConfigError(f"pool={member.place}: the index refuses us: {error}") from None
+            why = _bare(error, member.place)
+            raise ConfigError(f"pool={member.place}: kvfs cannot use this index: {why}") from None
         except IndexDownError as error:
             if trio.current_time() > until:
-                start = "" if USE_PLAIN in str(error) else "start the index, "
+                why = _bare(error, member.place)
                 raise IndexDownError(
-                    f"pool={member.place}: {error}; {start}or mount without it by pool_required=off"
+                    f"pool={member.place}: {why}; {_cure(why)}or mount without it by "
+                    "pool_required=off"
                 ) from None
             await trio.sleep(TRY_S)
     (lease,) = await index.leases([member.node])
@@ -87,6 +89,18 @@ async def _expect_index(member: Membership, index: Index) -> None:
             "directory: it uses the directory, or the directory was copied; give an empty one to "
             "nvme="
         )
+
+
+def _bare(error: IndexDownError, place: PoolPlace) -> str:
+    """Return the text of an error without the place at its begin."""
+    return str(error).removeprefix("pool=").removeprefix(f"{place}: ")
+
+
+def _cure(why: str) -> str:
+    """Return what mends an index that does not answer, if `why` does not say it."""
+    if NO_HOST in why:
+        return "correct the host in pool=, "
+    return "" if USE_PLAIN in why or USE_TLS in why else "start the index, "
 
 
 def _address(member: Membership) -> tuple[IP, int]:
@@ -134,7 +148,11 @@ def own_address(place: PoolPlace) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as trying:
             trying.connect(to)  # sends nothing
             found: str = trying.getsockname()[0]
-    except (OSError, UnicodeError) as error:
+    except (socket.gaierror, UnicodeError) as error:
+        raise ConfigError(
+            f"pool={place}: the host {host!r} has no address: {error}: correct the host in pool="
+        ) from None
+    except OSError as error:
         raise ConfigError(
             f"pool={place}: {host} cannot be reached: {error}; give pool_address=IP:PORT"
         ) from None

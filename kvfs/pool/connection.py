@@ -11,6 +11,7 @@ of them; redis-py in a thread takes 134 us and 383 us, coredis on trio 170 us an
 """
 
 import re
+import socket
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -40,9 +41,13 @@ IDLE_S = 3.0  # s without commands after which the server is asked whether it is
 LARGEST = 256 << 20  # bytes of replies to one pipeline; a listing of 10^6 names has 40 MB
 SEARCHED_MOST = 64 << 20  # bytes that a turn searches for ends of texts; some 10 ms
 USE_PLAIN = "use redis:// for an index without TLS"
+USE_TLS = "it may expect rediss://"
+NO_HOST = "has no address"
 NOT_ASKED = "it was not asked yet"
 LONGEST = 10**7 - 1  # elements of an array: more than LARGEST has of names
 
+
+_OTHER_NAME, _OTHER_TIME = (62, 64), (9, 10)  # X509_V_ERR_...: for a host, an IP; early, late
 
 # The heads of arrays with more than LONGEST elements, and what may be the begin of a head.
 _LONG = re.compile(rb"[*~>|%][0-9]{8}")
@@ -155,8 +160,8 @@ class Connection:
         host, port = self.address
         try:
             stream: trio.abc.Stream = await trio.open_tcp_stream(host, port)
-        except ValueError as error:  # no name in DNS, as a sentinel may tell
-            raise IndexDownError(f"no host is named {host[:64]!r}: {error}") from None
+        except (socket.gaierror, ValueError) as error:  # no name in DNS, as a sentinel may tell
+            raise IndexDownError(f"the host {host[:64]!r} {NO_HOST}: {error}") from None
         try:
             if self.tls is not None:
                 stream = await _encrypted(stream, self.tls, host)
@@ -178,7 +183,7 @@ class Connection:
             if self.tls is not None:
                 raise
             # A server that wants TLS does so, and so does one that ends.
-            raise ConnectionResetError(f"{reason(error)}; it may expect rediss://") from None
+            raise ConnectionResetError(f"{reason(error)}; {USE_TLS}") from None
 
     async def _carry(self, stream: trio.abc.Stream) -> None:
         """Carry commands until the connection fails; then all that wait fail."""
@@ -264,10 +269,22 @@ def reason(error: BaseException) -> str:
         return f"it is no Redis server, or expects rediss:// ({error})"
     if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _mistrust(error)
     if isinstance(error, ssl.SSLError):
         plain = error.reason == "WRONG_VERSION_NUMBER"  # it has begun with something else
         return f"no TLS with it: {error}" + (f"; {USE_PLAIN}" if plain else "")
     return str(error) or type(error).__name__
+
+
+def _mistrust(error: ssl.SSLCertVerificationError) -> str:
+    """Say why the certificate of a server is refused, and what to do."""
+    cure = "add its authority to ca.pem of pool_tls=, or to this machine"
+    if error.verify_code in _OTHER_NAME:
+        cure = "give it the name or address in pool="
+    elif error.verify_code in _OTHER_TIME:
+        cure = "make one that is valid now, or set the clock of this machine"
+    return f"kvfs refuses its certificate ({error.verify_message.rstrip('.')}): {cure}"
 
 
 def is_lasting(error: BaseException) -> bool:
@@ -278,9 +295,17 @@ def is_lasting(error: BaseException) -> bool:
     return bool(failures) and not isinstance(failures[-1], ssl.SSLEOFError)
 
 
-def refusal(reply: str, said_by: str = "") -> IndexDownError:
-    """Return the error of a command that the server refuses. said_by: goes before the reply."""
-    if reply.startswith(("NOAUTH", "WRONGPASS", "NOPERM", "ERR AUTH", "ERR invalid password")):
+def refusal(reply: str, said_by: str = "", pool: str = "NAME") -> IndexDownError:
+    """Return the error of a command that the server refuses.
+
+    said_by: goes before the reply. pool: the name of the pool.
+    """
+    if reply.startswith("NOPERM"):
+        cure = "the user needs the commands of docs/pool.md"
+        if " key" in reply:
+            cure = f"the ACL of the user needs ~kvfs:{pool}:*"
+        return IndexRefusedError(f"{said_by}{reply} ({cure})")
+    if reply.startswith(("NOAUTH", "WRONGPASS", "ERR AUTH", "ERR invalid password")):
         cure = "check pool_credentials=FILE, KVFS_POOL_USER and KVFS_POOL_PASSWORD"
         return IndexRefusedError(f"{said_by}{reply} ({cure})")
     if "OOM command not allowed" in reply:

@@ -431,7 +431,8 @@ class Index:
             if not isinstance(replies[at], ReplyError):
                 continue
             if "WRONGTYPE" not in str(replies[at]):
-                raise refusal(str(replies[at]), f"pool={self.servers.place}: ")
+                place = self.servers.place
+                raise refusal(str(replies[at]), f"pool={place}: ", place.name)
             self._note_wrong(key)
             replies[at] = None
         return replies

@@ -217,10 +217,10 @@ class Nginx:
 
     @property
     def alive(self) -> bool:
-        """Whether the server runs."""
+        """Whether the master runs: its workers serve on without it, and nobody replaces them."""
         if self._process is not None:
             return self._process.poll() is None
-        return bool(self.pids)
+        return self._noted() in self.pids
 
     @property
     def pids(self) -> list[int]:
@@ -329,7 +329,7 @@ def _network(text: str) -> str:
         return str(ipaddress.ip_network(text, strict=False))
     except ValueError:
         raise ConfigError(
-            f"pool_allow={text}: expected a network, 10.0.0.0/8 for example"
+            f"pool_allow={text}: expected networks such as 10.0.0.0/8, joined by +"
         ) from None
 
 

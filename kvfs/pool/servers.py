@@ -31,6 +31,7 @@ from kvfs.pool.connection import (
     exchange,
     is_lasting,
     reason,
+    refusal,
 )
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError, IndexRefusedError
@@ -44,6 +45,7 @@ NOT_FOUND = "no server was found yet"
 Address: TypeAlias = tuple[str, int]
 
 _MOVED = ("MOVED ", "ASK ", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "LOADING", "MASTERDOWN")
+_PLAIN = ("unknown command", "cluster support disabled")  # said by what is no server of the kind
 _REDIRECTION = re.compile(r"(?P<how>MOVED|ASK) \d+ (?P<host>\S+):(?P<port>\d{1,5})", re.ASCII)
 
 
@@ -213,7 +215,13 @@ class Servers:
                 raise
             reply = await self._answer(host, self.credentials)
         if isinstance(reply, ReplyError):
-            raise IndexDownError(str(reply))
+            if any(text in str(reply) for text in _PLAIN):
+                scheme = "rediss" if self.place.tls else "redis"
+                raise IndexRefusedError(
+                    f"it is no {self.place.kind}, but a plain Redis server: give "
+                    f"{scheme}://HOST:PORT/NAME"
+                )
+            raise refusal(str(reply))
         if not isinstance(reply, list) or not reply:
             named = f"no master of service {self.place.service}" if sentinel else "no slots"
             raise IndexDownError(f"it knows {named}")

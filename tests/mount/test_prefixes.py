@@ -141,6 +141,20 @@ def test_kvfs_match(mount: Mount, tmp_path: Path) -> None:
     assert "fingerprint='other': expected the JSON of kvfs.client" in match("--tokens", str(file))
 
 
+def test_kvfs_match_without_prefix_says_why(mount: Mount, tmp_path: Path) -> None:
+    told = prefix.Fingerprint(
+        model="m", revision="1", dtype="float16", layout="token:4", block_tokens=4
+    )
+    space = namespace(mount("ram=32M"), prefix="off")
+    os.setxattr(space, "user.kvfs.fingerprint", str(told).encode())
+    (tmp_path / "tokens").write_text("1 2 3 4")
+    command = [*KVFS, "match", str(space), "--tokens", str(tmp_path / "tokens")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = " ".join(found.split())
+    assert f"prefix=off, so kvfs asked with stat: kvfs ns set {space} prefix=on" in said
+    assert "not on the mount" not in said
+
+
 def test_tree_with_held_directories_is_removed(mount: Mount) -> None:
     # `rm -r` opens a directory, unlinks what is in it and asks for its attributes, while others of
     # its kind go by themselves because their block has.

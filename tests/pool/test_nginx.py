@@ -351,7 +351,7 @@ def test_path_that_nginx_would_misread_is_refused(tmp_path: Path, wrong: str) ->
 
 
 def test_network_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pool_allow=all;: expected a network"):
+    with pytest.raises(ConfigError, match="pool_allow=all;: expected networks such as"):
         Nginx(tmp_path).start(Served("127.0.0.1:1", {}, ("all;",)))
 
 
@@ -401,6 +401,24 @@ def test_workers_of_a_dead_master_are_replaced(node: Node) -> None:
     node.server.start(node.served)
     assert worker not in node.server.pids
     assert node.get(path) == (200, DATA)
+
+
+def test_dead_master_is_noticed_by_the_next_daemon(node: Node) -> None:
+    """It has not started the server, and the workers serve on without a master."""
+    path = node.put()
+    next_daemon = Nginx(node.server.folder)
+    next_daemon.start(node.served)
+    assert next_daemon.alive
+    master, worker = node.server.pids
+    os.kill(master, signal.SIGKILL)
+    wait_for(lambda: not next_daemon.alive, "the next daemon notices")
+    next_daemon.start(node.served)
+    try:
+        assert next_daemon.alive
+        assert not {master, worker} & set(next_daemon.pids)
+        assert node.get(path) == (200, DATA)
+    finally:
+        next_daemon.stop()
 
 
 def test_stopped_server_is_ended(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,12 @@ import pytest
 import redis
 
 from kvfs import runtime
+from kvfs.errors import ConfigError
 from kvfs.pool import nginx
 from tests.conftest import Mount
 from tests.harness import KVFS
 from tests.pool.authority import authority
-from tests.pool.servers import free_port, let_nginx_pass, peer, server
+from tests.pool.servers import command, free_port, let_nginx_pass, peer, server
 
 CALLER, WORLD = 2, 1
 SECRET = "s3cr3t"  # noqa: S105 (of the servers of these tests)
@@ -107,6 +108,39 @@ def test_user_that_may_not_ask(tmp_path: Path, refused: Refused) -> None:
         client.execute_command("ACL", "SETUSER", "weak", "on", f">{SECRET}", "~*", "+@connection")  # type: ignore[no-untyped-call]
         told = refused(at(port), KVFS_POOL_USER="weak", KVFS_POOL_PASSWORD=SECRET)
     assert "NOPERM" in told
+    assert "the user needs the commands of docs/pool.md" in told
+    assert "pool_credentials" not in told
+
+
+def test_user_with_the_keys_of_another_pool(tmp_path: Path, refused: Refused) -> None:
+    port = free_port()
+    with server(tmp_path / "redis", port):
+        words = ("ACL", "SETUSER", "weak", "on", f">{SECRET}", "~kvfs:other:*", "+@all")
+        command(port, *words)
+        told = refused(at(port), KVFS_POOL_USER="weak", KVFS_POOL_PASSWORD=SECRET)
+    assert "NOPERM" in told
+    assert "the ACL of the user needs ~kvfs:kv:*" in told
+    assert "pool_credentials" not in told
+    assert told.count("pool=") == 1
+
+
+def test_host_that_nobody_knows(refused: Refused) -> None:
+    unknown = "pool=redis://nosuch.invalid:6379/kv"
+    told = refused(f"{unknown},pool_address=127.0.0.1:{free_port()}", code=WORLD)
+    assert "'nosuch.invalid'" in told
+    assert "correct the host in pool=, or mount without it by pool_required=off" in told
+    assert "start the index" not in told
+    told = refused(unknown)
+    assert told.endswith("correct the host in pool=\n")
+
+
+@pytest.mark.parametrize(("kind", "path"), [("sentinel", "main/kv"), ("cluster", "kv")])
+def test_plain_redis_in_place_of_others(index: int, refused: Refused, kind: str, path: str) -> None:
+    url = f"redis+{kind}://127.0.0.1:{index}/{path}"
+    told = refused(f"pool={url},pool_address=127.0.0.1:{free_port()}")
+    assert f"it is no {kind}, but a plain Redis server: give redis://HOST:PORT/NAME" in told
+    assert "start the index" not in told
+    assert told.count(url) == 1
 
 
 def test_password_goes_to_no_index_without_tls(refused: Refused) -> None:
@@ -127,7 +161,16 @@ def test_index_by_tls_of_an_unknown_authority(tmp_path: Path, refused: Refused) 
     other = authority(tmp_path / "other")
     with server_with_tls(tmp_path) as port:
         told = refused(at(port, f"pool_tls={other}").replace("redis:", "rediss:"))
-    assert "CERTIFICATE_VERIFY_FAILED" in told
+    assert "kvfs refuses its certificate" in told
+    assert "add its authority to ca.pem of pool_tls=, or to this machine" in told
+
+
+def test_index_by_tls_of_another_name(tmp_path: Path, refused: Refused) -> None:
+    with server_with_tls(tmp_path) as port:
+        options = at(port, f"pool_tls={tmp_path / 'index'}")
+        told = refused(options.replace("redis://127.0.0.1", "rediss://127.1"))
+    assert "kvfs refuses its certificate" in told
+    assert "'127.1'): give it the name or address in pool=" in told
 
 
 def test_index_that_speaks_no_tls(index: int, refused: Refused) -> None:
@@ -147,7 +190,9 @@ def test_index_that_speaks_first_and_no_tls(tmp_path: Path, refused: Refused) ->
 
 def test_index_that_wants_tls(tmp_path: Path, refused: Refused) -> None:
     with server_with_tls(tmp_path) as port:
-        assert "it may expect rediss://" in refused(at(port), code=WORLD)
+        told = refused(at(port), code=WORLD)
+    assert "it may expect rediss://; or mount without it by pool_required=off" in told
+    assert "start the index" not in told
 
 
 @contextmanager
@@ -214,6 +259,14 @@ def test_port_that_is_taken(index: int, refused: Refused) -> None:
 def test_network_that_could_read_everything(index: int, refused: Refused) -> None:
     told = refused(at(index, "pool_address=192.0.2.1:7400"))
     assert "all of its network could read the objects; give pool_allow=" in told
+
+
+def test_network_that_is_none(refused: Refused) -> None:
+    """The configuration says so in the words of `kvfs.pool.nginx`, which are documented."""
+    told = refused(at(free_port(), "pool_allow=127.0.0.1/99"))
+    with pytest.raises(ConfigError) as error:
+        nginx.Served("127.0.0.1:1", {}, ("127.0.0.1/99",)).config(Path("/"), nginx.installed())
+    assert f"option {error.value}\n" in told
 
 
 def test_certificates_that_do_not_match(tmp_path: Path, index: int, refused: Refused) -> None:

@@ -134,7 +134,8 @@ def test_wrong_password_is_said_without_it(
             with pytest.raises(IndexDownError) as refused:
                 await index.find(["@0/x"])
             assert credentials.password not in str(refused.value) or not credentials.password
-            assert text == "NOPERM" or "pool_credentials=FILE" in str(refused.value)
+            cure = "needs the commands" if text == "NOPERM" else "pool_credentials=FILE"
+            assert cure in str(refused.value)
 
     trio.run(case)
 
@@ -155,7 +156,7 @@ def test_index_by_tls(tmp_path: Path) -> None:
             assert await index.announce([said("@0/x", b"x")]) == ["here"]
         wary = ssl.create_default_context(cafile=str(other / "ca.pem"))
         async with running(secure, tls=wary) as index:
-            await why_down(lambda: index.find(["@0/x"]), "no TLS with it: [SSL: CERTIFICATE_VERIFY")
+            await why_down(lambda: index.find(["@0/x"]), "kvfs refuses its certificate")
         await why_down_at(plain, f"index localhost:{port}: ")
 
     process = start(tmp_path / "redis", 0, *files, "--tls-port", str(port))
@@ -430,7 +431,9 @@ def test_sentinel_with_a_password_and_service_that_it_does_not_know(tmp_path: Pa
             assert await once_up(lambda: index.announce([said("@0/x", b"x")])) == ["here"]
         await why_down_at(f"{base}/main/kv", "NOAUTH")
         await why_down_at(f"{base}/other/kv", "it knows no master of service other", secret)
-        await why_down_at(f"redis+sentinel://127.0.0.1:{master}/main/kv", "ERR unknown", secret)
+        await why_down_at(
+            f"redis+sentinel://127.0.0.1:{master}/main/kv", "it is no sentinel, but a plain", secret
+        )
 
     words = ["redis-server", str(conf), "--sentinel"]
     with server(tmp_path / "1", master, password="secret"):  # noqa: S106 (of this test's server)

@@ -332,6 +332,22 @@ def test_events_tell_of_nginx(pool: str, mount: Mount) -> None:
     assert len(news(a, "nginx ended")) == 1
 
 
+def test_master_of_nginx_that_ends_alone_is_started_again(pool: str, mount: Mount) -> None:
+    """Also one that a former daemon has started."""
+    a = node(mount, pool, "a")
+    a.allow_log("the nginx of the pool has ended")
+    server = Nginx(runtime.runtime_dir(a.path) / "nginx")
+    wait_for(lambda: a.status()["pool"]["serves"], "nginx serves")
+    a.kill_daemon()
+    wait_for(lambda: a.status()["pool"]["serves"], "a new daemon serves")
+    for count in (1, 2):
+        master, *workers = server.pids
+        os.kill(master, signal.SIGKILL)
+        wait_for(lambda: len(news(a, "nginx started")) == count, "nginx serves again")  # noqa: B023
+        assert not {master, *workers} & set(server.pids)
+        assert len(news(a, "nginx ended")) == count
+
+
 def test_events_tell_of_one_conflict_in_a_directory(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     index, names = index_of(pool), ("one", "two")
