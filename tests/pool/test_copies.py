@@ -225,9 +225,8 @@ def test_object_that_is_unlinked_meanwhile_does_not_come_back(pool: str, mount: 
     gone: list[str] = []
 
     def offered() -> set[str]:
-        sets = index.keys("kvfs:kv:h:*")
-        found = {key.decode().partition("/")[2] for one in sets for key in index.smembers(one)}
-        return found & set(names)
+        keys = (key for one in index.keys("kvfs:kv:h:*") for key in index.smembers(one))
+        return {name for key in keys if (name := os.fsdecode(key).partition("/")[2]) in names}
 
     def taken() -> set[str]:
         owners = {name: index.hkeys(f"kvfs:kv:o:@0/{name}") for name in names}
