@@ -412,7 +412,9 @@ class Operations(pyfuse3.Operations):
     ) -> EntryAttributes:
         self.virtual.refuse(parent_inode, name)
         self.ledger.misses.named(parent_inode, name, as_directory=True)
-        return self._attributes(self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid))
+        async with self.tree.namespaces.pool_making(parent_inode, name):
+            made = self.tree.make(parent_inode, name, mode, ctx.uid, ctx.gid)
+        return self._attributes(made)
 
     @_once
     async def symlink(

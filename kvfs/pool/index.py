@@ -212,20 +212,21 @@ class Index:
 
     async def look(
         self, key: str, folder: str, namespace: str = ""
-    ) -> tuple[PoolEntry | GoneEntry | None, bool, int]:
+    ) -> tuple[PoolEntry | GoneEntry | None, bool, Switch]:
         """Return the entry of an object, and whether a directory (folder) has names.
 
-        namespace: its escaped name, if it may be one. The third value is the version of it, or 0.
+        namespace: its escaped name, if it may be one. The third value is of it. It is asked for
+        first: a listing from before a drop must not come with the token of that drop.
         """
         name, listed, at = self._object(key), self._folder(folder), self._version(namespace)
-        commands: list[tuple[str, Command]] = [(name, ("HGETALL", name))]
+        commands: list[tuple[str, Command]] = [(at, ("HGETALL", at))] if namespace else []
+        commands.append((name, ("HGETALL", name)))
         if folder:
             commands.append((listed, ("EXISTS", listed)))
-        if namespace:
-            commands.append((at, ("HGETALL", at)))
-        reply, *more = await self.ask(commands, PATIENCE)
-        version = _read_switch(more.pop()).version if namespace else 0
-        return self._entry(key, reply), more == [1], version
+        replies = await self.ask(commands, PATIENCE)
+        switch = _read_switch(replies.pop(0) if namespace else None)
+        reply, *more = replies
+        return self._entry(key, reply), more == [1], switch
 
     async def have_names(self, folders: Sequence[str], *, patience: float = LONG) -> list[bool]:
         """Return which of these directories have names."""
@@ -330,12 +331,12 @@ class Index:
 
     # Namespaces
 
-    async def switches(self, names: Sequence[str]) -> list[Switch]:
+    async def switches(self, names: Sequence[str], *, patience: float = LONG) -> list[Switch]:
         """Return the versions and drops of these namespaces; names are escaped."""
         keys = [self._version(name) for name in names]
         return [
             _read_switch(reply)
-            for reply in await self.ask([(key, ("HGETALL", key)) for key in keys], LONG)
+            for reply in await self.ask([(key, ("HGETALL", key)) for key in keys], patience)
         ]
 
     async def set_version(self, name: str, version: int) -> None:

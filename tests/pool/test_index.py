@@ -347,7 +347,7 @@ def test_what_kvfs_did_not_write_is_nothing(
             await one.announce([said("@0/x", b"x")])
             redis.Redis(port=port).hset("kvfs:lies:o:@0/x", name, value)
             assert await one.find(["@0/x"]) == [None]
-            assert await one.look("@0/x", "") == (None, False, 0)
+            assert await one.look("@0/x", "") == (None, False, (0, ""))
             redis.Redis(port=port).delete("kvfs:lies:o:@0/x")
         (said_so,) = caplog.messages
         assert "has an object that kvfs would not write, so it is a miss: @0/x: " in said_so
@@ -507,7 +507,7 @@ def test_key_of_another_type_is_nothing_and_hides_no_other(
             assert found[0] is None
             assert isinstance(found[1], PoolEntry)
             assert [held is None for held in await one.held(["@0/x", "@0/y"])] == [True, False]
-            assert await one.look("@0/x", "@0/x/", "c") == (None, False, 0)
+            assert await one.look("@0/x", "@0/x/", "c") == (None, False, (0, ""))
             assert await one.names("@0/") == []
             assert await one.switches(["c", "d"]) == [(0, "")] * 2
             await one.set_version("c", 2)

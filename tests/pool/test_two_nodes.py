@@ -969,6 +969,65 @@ def test_drop_of_a_namespace_is_for_all_nodes(pool: str, mount: Mount) -> None:
     assert index.hget("kvfs:kv:v:ns", "version") is None
 
 
+def test_drop_reaches_a_node_that_has_just_read_for_the_first_time(pool: str, mount: Mount) -> None:
+    """A directory that the index shows belongs to the time before a later drop."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    make_namespace(a)
+    write(a, "ns/1", b"old")
+    gets(b, "ns/1", b"old")
+    request(a.path, "ns_drop", name="ns")
+    wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
+    index = redis.Redis(port=port_of(pool))
+    wait_for(lambda: not index.keys("kvfs:kv:o:ns@*"), "their objects are withdrawn")
+    assert absent(a.path / "ns")
+
+
+def test_drop_reaches_a_directory_that_a_program_has_just_made(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    make_namespace(a)
+    for make in ((b.path / "ns").mkdir, partial(make_namespace, b)):
+        make_namespace_again(a)
+        wait_for(lambda: absent(b.path / "ns"), "b has none")
+        make()
+        (b.path / "ns" / "of b").write_bytes(b"b")
+        request(a.path, "ns_drop", name="ns")
+        wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_drop_is_not_for_a_directory_that_is_made_later(
+    pool: str, mount: Mount, *, renamed: bool
+) -> None:
+    """Not even if an earlier directory of the name was here at an earlier drop."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    index = redis.Redis(port=port_of(pool))
+    make_namespace(a)
+    make_namespace(b)
+    request(a.path, "ns_drop", name="ns")
+    wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
+    first = index.hget("kvfs:kv:v:ns", "dropped")
+    make_namespace(a)
+    request(a.path, "ns_drop", name="ns")
+    wait_for(lambda: index.hget("kvfs:kv:v:ns", "dropped") != first, "the index knows it")
+    made = b.path / ("other" if renamed else "ns")
+    made.mkdir()
+    made.rename(b.path / "ns")
+    make_namespace(a, quota_hard="20M")
+    change_namespace(a, "version", "2")  # b compares the name when it follows
+    wait_for(lambda: has_version(b, "2"), "b follows")
+    second = index.hget("kvfs:kv:v:ns", "dropped")
+    request(b.path, "ns_drop", name="ns")
+    wait_for(lambda: index.hget("kvfs:kv:v:ns", "dropped") != second, "the index knows it")
+    wait_for(lambda: absent(a.path / "ns"), "a drops it, too")
+
+
+def has_version(kv: Mounted, version: str) -> bool:
+    try:
+        return os.getxattr(kv.path / "ns", "user.kvfs.version") == version.encode()
+    except FileNotFoundError as error:
+        raise AssertionError("the directory is gone") from error
+
+
 def test_drop_of_a_namespace_with_pool_off_is_for_one_node(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     make_namespace(a, pool="off")

@@ -6,6 +6,7 @@ values. If they fail, they raise KvfsError with the reason, and change nothing. 
 of the commands (`Lifecycle`).
 """
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,7 +27,8 @@ def handlers(lifecycle: Lifecycle) -> dict[str, Callable[..., Awaitable[dict[str
         gid: int,
         again: bool = False,  # noqa: FBT001, FBT002 (arguments come by name)
     ) -> dict[str, Any]:
-        lifecycle.make(name, settings, uid=uid, gid=gid, again=again)
+        async with lifecycle.namespaces.pool_making(ROOT_INO, os.fsencode(name)):
+            lifecycle.make(name, settings, uid=uid, gid=gid, again=again)
         return await show(name)
 
     async def change(name: str, settings: dict[str, str]) -> dict[str, Any]:

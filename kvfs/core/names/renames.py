@@ -230,6 +230,8 @@ class Renames:
         target_dir.subdirs += inode.is_dir
         batch.link(target_dir.ino, moved)
         if inode.is_dir:
+            if target_dir.ino == ROOT_INO:
+                self.namespaces.pool_made(moved.name, batch)
             self._move_directory(inode, target_dir, batch)
         else:
             self.namespaces.places.place(inode, target_dir, moved.name, batch)

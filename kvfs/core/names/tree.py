@@ -279,6 +279,7 @@ class Tree:
         directory.subdirs += inode.is_dir
         with self.catalog.batch() as batch:
             if parent == ROOT_INO and inode.is_dir:
+                self.namespaces.pool_made(name, batch)
                 settings = settings or self.templates(name.decode("utf-8", "surrogateescape"))
                 if settings is not None:
                     inode.namespace = inode.ino

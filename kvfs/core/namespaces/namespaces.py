@@ -13,6 +13,7 @@ noted (`read`). Policies and counters of hot objects see it later: when the numb
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -67,6 +68,11 @@ class Namespaces:
         self.pool_switched: Callable[[int], None] = lambda _ino: None
         # Called with the name of a namespace that was dropped: core/pool/switches.py.
         self.pool_dropped: Callable[[str], None] = lambda _name: None
+        # Called with the name that a batch gives to a directory at the top: core/pool/tokens.py.
+        self.pool_made: Callable[[bytes, Batch], None] = lambda _name, _batch: None
+        # Held while a command makes a directory, by its parent and name: core/pool/pool.py.
+        self.pool_making: Callable[[int, bytes], AbstractAsyncContextManager[None]]
+        self.pool_making = lambda _parent, _name: nullcontext()
         for ino, text in catalog.marks(keys.SETTINGS):
             self._load(ino, text)
         for ino, value in catalog.marks(keys.DROPPED):

@@ -12,7 +12,8 @@ from kvfs.catalog import ROOT_INO, Dentry, Inode
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.names.tree import Tree, is_name
 from kvfs.core.pool.leaving import Leaving
-from kvfs.pool.index import PoolEntry
+from kvfs.core.pool.tokens import DropTokens
+from kvfs.pool.index import PoolEntry, Switch
 from kvfs.s3.chunks import Chunks
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX, Keys, ObjectName, unescape
@@ -36,6 +37,7 @@ class PoolEntries:
         self.namespaces = tree.namespaces
         self.keys = Keys("")
         self.leaving = Leaving(self.catalog)
+        self.tokens = DropTokens(self.catalog)
         self.dropped: LastSeen[str] = LastSeen()  # namespaces, by name
 
     # Keys
@@ -168,28 +170,29 @@ class PoolEntries:
                 inode.mode, inode.uid, inode.gid = wanted
                 batch.put(inode)
 
-    def make_directory(self, parent: int, name: bytes, version: int = 1) -> bool:
+    def make_directory(self, parent: int, name: bytes, switch: Switch | None = None) -> bool:
         """Make a directory that the index lists. False if names or templates forbid it.
 
-        version: of a top-level directory; a greater one than 1 makes it a namespace.
+        switch: what the index said of a top-level directory, before it said what is listed there.
+        A greater version than 1 makes the directory a namespace.
         """
         directory = self._directory(parent)
         if directory is None or not is_name(name, parent):
             return False
         if self.catalog.lookup(parent, name) is not None:
             return True
-        settings = None
+        settings, text = None, name.decode("utf-8", "surrogateescape")
         if directory.ino == ROOT_INO:
-            text = name.decode("utf-8", "surrogateescape")
             settings = self.tree.templates(text)
             if settings is not None and not settings.pool:
                 return False
             if self.dropped.age(text) < DROPPED_S or self.namespaces.last_dropped(text):
                 return False
-            if version > 1:
-                settings = (settings or Settings()).changed({"version": str(version)})
+            if switch is not None and switch.version > 1:
+                settings = (settings or Settings()).changed({"version": str(switch.version)})
         mode = stat.S_IFDIR | DIRECTORY_MODE
-        self.tree.make(parent, name, mode, directory.uid, directory.gid, settings=settings)
+        with self.tokens.of_next(text, None if switch is None else switch.dropped):
+            self.tree.make(parent, name, mode, directory.uid, directory.gid, settings=settings)
         return True
 
     def forget(self, ino: int) -> None:

@@ -19,7 +19,7 @@ from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.shared_work import SharedWork, WorkByKey
 from kvfs.errors import KvfsError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import GoneEntry, PoolEntry
+from kvfs.pool.index import GoneEntry, PoolEntry, Switch
 from kvfs.s3.keys import escape
 
 log = logging.getLogger(__name__)
@@ -91,15 +91,16 @@ class PoolListing:
     async def _make(self, ino: int, folder: str, names: list[bytes]) -> None:
         """Make the listed directories that have names, and take the others out of the listing."""
         below = [f"{folder}{escape(name)}/" for name in names]
-        versions = [1] * len(names)
+        told: list[Switch | None] = [None] * len(names)
         if ino == ROOT_INO:
-            told = await self.lookup.index.switches([escape(name) for name in names])
-            versions = [max(1, switch.version) for switch in told]
+            switches = await self.lookup.index.switches([escape(name) for name in names])
+            told = list(switches)
+            versions = [max(1, switch.version) for switch in switches]
             below = list(map(self.entries.top_folder, names, versions))
         have = await self.lookup.index.have_names(below)
-        for name, version, has in zip(names, versions, have, strict=True):
+        for name, switch, has in zip(names, told, have, strict=True):
             if has:
-                self.entries.make_directory(ino, name, version)
+                self.entries.make_directory(ino, name, switch)
         old = [name for name, has in zip(names, have, strict=True) if not has]
         await self.lookup.index.unlist_names((folder, f"{escape(name)}/") for name in old)
 

@@ -77,10 +77,10 @@ class PoolLookup:
     async def _ask(self, parent: int, name: bytes, key: str, folder: str) -> None:
         self.counters["lookups"] += 1
         top = escape(name) if parent == ROOT_INO and folder else ""
-        entry, listed, version = await self.index.look(key, folder, top)
+        entry, listed, switch = await self.index.look(key, folder, top)
         self.note_gone(key, entry)
-        if version > 1:
-            folder = self.entries.top_folder(name, version)
+        if switch.version > 1:
+            folder = self.entries.top_folder(name, switch.version)
             (listed,) = await self.index.have_names([folder], patience=PATIENCE)
         there = isinstance(entry, PoolEntry) and await self.peers.usable(entry)
         if isinstance(entry, PoolEntry) and (dead := self.peers.dead(entry)):
@@ -90,7 +90,7 @@ class PoolLookup:
         if isinstance(entry, PoolEntry) and there:
             self.remember(key, entry)
             self.counters["found"] += self.entries.enter(parent, name, key, entry)
-        elif not (listed and self.entries.make_directory(parent, name, version)):
+        elif not (listed and self.entries.make_directory(parent, name, switch)):
             self._absent.note(key)
 
     async def _forget_owners(self, key: str, dead: Sequence[Owner]) -> None:

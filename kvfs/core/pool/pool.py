@@ -7,14 +7,14 @@ then, and `why` says so.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
 import trio
 
-from kvfs.catalog import Inode
+from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.capacity.ahead import Ahead
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
@@ -89,7 +89,7 @@ class Pool:
         self.announcer = Announcer(
             transfers, self.lookup, movers, self.fetcher.fetched, chunks, self.news
         )
-        self.switches = NamespaceSwitches(index, self.ledger.namespaces)
+        self.switches = NamespaceSwitches(index, self.ledger.namespaces, self.entries.tokens)
         self.recheck = Recheck(self.announcer)
         self.follow = Follow(self.lookup)
         self.ledger.tiers.has_afar = True
@@ -142,6 +142,8 @@ class Pool:
         self.ledger.removals.withdrawn = self.announcer.withdrawn
         self.ledger.namespaces.pool_switched = self.announcer.switched
         self.ledger.namespaces.pool_dropped = self._namespace_dropped
+        self.ledger.namespaces.pool_made = self.entries.tokens.made
+        self.ledger.namespaces.pool_making = self.making
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.servers.run)
             nursery.start_soon(self.reads.run)
@@ -212,6 +214,21 @@ class Pool:
             await self.lookup.find(parent, name)
         elif (inode := self.ledger.table.inode(entry.ino)) is not None:
             self.recheck.look(inode)
+
+    @asynccontextmanager
+    async def making(self, parent: int, name: bytes) -> AsyncIterator[None]:
+        """Give a directory that a program makes here the token of the drop before it.
+
+        Each later drop is for the directory as well, whenever this node learns of it.
+        """
+        text, token = name.decode("utf-8", "surrogateescape"), None
+        if parent == ROOT_INO and self.lookup.may_ask():
+            try:
+                token = await self.switches.last_drop(text)
+            except IndexDownError as error:
+                self.lookup.failed(error)
+        with self.entries.tokens.of_next(text, token):
+            yield
 
     @contextmanager
     def following(self, *names: tuple[int, bytes] | None) -> Iterator[None]:

@@ -2,9 +2,10 @@
 
 Contract: `run` runs as long as the mount. It asks the index about each namespace once in LOOK_S
 seconds, and at once when settings change here. A greater version of the index is set here, and ours
-there. A drop has a random token in the index. The catalog has the last token of each name, so a
-drop is carried out once here, and not in a namespace that is made later. A namespace of which the
-catalog has no token is new to the pool: no earlier drop concerns it. A top-level directory without
+there. A drop has a random token in the index. The catalog has the token that each name had when its
+directory was made (`pool/tokens`), so a drop is carried out once here, and not in a namespace that
+is made later. A directory without a token was made while the index did not answer, or by a rename
+or from the bucket. No drop concerns it before it is first compared. A top-level directory without
 settings learns as well, and becomes a namespace with the first greater version. Namespaces with
 `pool=off` neither tell nor learn.
 """
@@ -18,16 +19,15 @@ import trio
 from kvfs.catalog import ROOT_INO, Catalog, Inode
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.namespaces import Namespaces
+from kvfs.core.pool.tokens import DropTokens, key_of
 from kvfs.errors import KvfsError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import Index, Switch
-from kvfs.s3.keys import escape
+from kvfs.pool.index import PATIENCE, Index, Switch
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # s between two questions about all namespaces
 STEP = 1024  # new entries of the top in a look: some 10 ms if all are directories
-NONE = "-"  # in place of a token: the name was never dropped
 
 
 class NamespaceCommands(Protocol):
@@ -41,8 +41,9 @@ class NamespaceCommands(Protocol):
 class NamespaceSwitches:
     """Drops and switches the namespaces of one mount together with those of other nodes."""
 
-    def __init__(self, index: Index, namespaces: Namespaces) -> None:
+    def __init__(self, index: Index, namespaces: Namespaces, tokens: DropTokens) -> None:
         self.index = index
+        self.tokens = tokens
         self.namespaces = namespaces
         self.catalog: Catalog = namespaces.catalog
         self.commands: NamespaceCommands | None = None  # once the mount serves
@@ -56,6 +57,20 @@ class NamespaceSwitches:
         """Learn that a command has dropped a namespace here."""
         if not self._applying:
             self._dropped[name] = secrets.token_hex(8)
+
+    async def last_drop(self, name: str) -> str | None:
+        """The token of the last drop of a name that gets a directory now; None: it is not sure.
+
+        Raises IndexDownError.
+        """
+        if name in self._dropped:
+            return None
+        known = self.tokens.known(name)
+        (switch,) = await self.index.switches([key_of(name)], patience=PATIENCE)
+        # After a drop of this node, the answer may be from before it.
+        if name in self._dropped or self.tokens.known(name) != known:
+            return None
+        return switch.dropped
 
     async def run(self) -> None:
         """Tell and learn, for ever."""
@@ -79,17 +94,19 @@ class NamespaceSwitches:
     async def _tell_drops(self) -> None:
         while self._dropped:
             name, token = next(iter(self._dropped.items()))
-            self._note(name, token)
-            await self.index.drop_namespace(_key(name), token)
+            self.tokens.note(name, token)
+            await self.index.drop_namespace(key_of(name), token)
             if self._dropped.get(name) == token:
                 del self._dropped[name]
 
     async def _compare(self) -> None:
         self._find_directories()
-        names = list(self._shared())
-        told = await self.index.switches([_key(name) for name in names])
+        before = {name: self.tokens.known(name) for name in self._shared()}
+        told = await self.index.switches([key_of(name) for name in before])
         ours, failures = self._shared(), list[KvfsError]()  # as they are now
-        for name, switch in zip(names, told, strict=True):
+        for (name, known), switch in zip(before.items(), told, strict=True):
+            if self.tokens.known(name) != known:  # the answer may be older than the directory
+                continue
             if name in ours and name not in self._dropped:
                 try:
                     await self._follow(name, ours[name], switch)
@@ -110,9 +127,9 @@ class NamespaceSwitches:
 
     async def _follow(self, name: str, version: int, switch: Switch) -> None:
         assert self.commands is not None
-        known = self.catalog.fact(_fact(name))
+        known = self.tokens.known(name)
         if known is None or (switch.dropped and switch.dropped != known):
-            self._note(name, switch.dropped or NONE)
+            self.tokens.note(name, switch.dropped)
         if known is not None and switch.dropped and switch.dropped != known:
             log.info("namespace %s: another node has dropped it", name)
             self._applying = True
@@ -124,7 +141,7 @@ class NamespaceSwitches:
             log.info("namespace %s: another node has set version=%d", name, switch.version)
             self.commands.change(self.commands.directory(name), {"version": str(switch.version)})
         elif switch.version < version and version > 1:
-            await self.index.set_version(_key(name), version)
+            await self.index.set_version(key_of(name), version)
 
     def _shared(self) -> dict[str, int]:
         """The names of top-level directories that take part, and their versions."""
@@ -146,15 +163,3 @@ class NamespaceSwitches:
             elif ino not in spaces:
                 found[entry.name.decode("utf-8", "surrogateescape")] = 1
         return found
-
-    def _note(self, name: str, token: str) -> None:
-        with self.catalog.batch() as batch:
-            batch.set_fact(_fact(name), token)
-
-
-def _key(name: str) -> str:
-    return escape(name.encode("utf-8", "surrogateescape"))
-
-
-def _fact(name: str) -> str:
-    return f"pool-dropped:{_key(name)}"

@@ -19,9 +19,9 @@ from kvfs.core.names.tree import is_name
 from kvfs.core.pool.fetch import PoolFetch
 from kvfs.core.pool.follow import Follow
 from kvfs.errors import KvfsError
-from kvfs.pool.index import LONG, PoolEntry
+from kvfs.pool.index import LONG, PoolEntry, Switch
 from kvfs.pool.offers import Offers
-from kvfs.s3.keys import ObjectName
+from kvfs.s3.keys import ObjectName, escape
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -95,12 +95,14 @@ class Taking:
         Raises IndexDownError, CatalogError.
         """
         name = self.entries.keys.parse(key)
+        top = b"" if name is None else name.namespace
+        (switch,) = await self.lookup.index.switches([escape(top)]) if top else (Switch(0, ""),)
         (entry,) = await self.lookup.index.find([key], patience=LONG)
         if name is None or not isinstance(entry, PoolEntry) or entry.facts.size > self.room:
             return 0
         if not await self.peers.usable(entry, patience=LONG):
             return 0
-        inode = self._enter(name, key, entry)
+        inode = self._enter(name, key, entry, switch)
         if inode is None or not inode.in_pool:
             return 0
         self.lookup.remember(key, entry)
@@ -115,7 +117,7 @@ class Taking:
         self.counters["taken_over"] += 1
         return inode.size
 
-    def _enter(self, name: ObjectName, key: str, entry: PoolEntry) -> Inode | None:
+    def _enter(self, name: ObjectName, key: str, entry: PoolEntry, switch: Switch) -> Inode | None:
         """The object by its name here; None if this node cannot have the name.
 
         Raises CatalogError.
@@ -129,8 +131,8 @@ class Taking:
                 return None
             found = catalog.lookup(at, part)
             if found is None:
-                version = name.version if name.namespace and at == ROOT_INO else 1
-                if not self.entries.make_directory(at, part, version):
+                known = switch._replace(version=name.version) if at == ROOT_INO else None
+                if not self.entries.make_directory(at, part, known):
                     return None
                 found = catalog.lookup(at, part)
             if found is None or not key.startswith(self.entries.folder(found.ino) or "\0"):
