@@ -274,6 +274,8 @@ class Operations(pyfuse3.Operations):
             self.bucket_lookup.open_predictor.opened(thread, inode.ino)
         if self.ledger.tiers.bucket.mounted:
             self.objects.promote(inode)  # the next blocks of its prompt
+        elif self.pool is not None:
+            self.pool.recheck.look(inode)
 
     @answering
     async def lookup(self, parent_inode: int, name: bytes, ctx: RequestContext) -> EntryAttributes:

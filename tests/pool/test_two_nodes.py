@@ -25,6 +25,7 @@ from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain
 from tests.semantics.test_prefixes import write as write_blocks
 
 MIB = 1 << 20
+LISTED_S = 10.0  # s: without a question, repeated listings kept an object for more than 20
 
 
 def node(mount: Mount, pool: str, name: str) -> Mounted:
@@ -220,6 +221,58 @@ def test_rewritten_object_has_its_new_bytes(pool: str, mount: Mount) -> None:
     wait_for(lambda: a.status()["pool"]["counters"]["unlinked"] > 0, "the old one is unlinked")
     wait_for(lambda: announced(a) == 1, "the new one is announced")
     wait_for(lambda: read(b.path / "block") == b"new", "the other node gets the new bytes")
+
+
+@pytest.mark.parametrize("how", ["copy", "looked up", "own"])
+def test_listings_do_not_keep_an_unlinked_object(pool: str, mount: Mount, how: str) -> None:
+    """Each listing gives the kernel the names, with the time for which they are valid."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(b if how == "own" else a, "block", b"x")
+    if how != "looked up":
+        other = a if how == "own" else b
+        gets(other, "block", b"x")
+        wait_for(lambda: announced(other) == 1, "the copy is announced")
+    wait_for(lambda: "block" in os.listdir(b.path), "it is listed")
+    (a.path / "block").unlink()
+
+    def gone() -> bool:
+        with os.scandir(b.path) as found:
+            list(found)
+        return absent(b.path / "block")
+
+    wait_for(gone, "it is gone", seconds=LISTED_S)
+
+
+def test_listings_do_not_keep_a_rewritten_object(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x")
+    gets(b, "block", b"x")
+    wait_for(lambda: announced(b) == 1, "the copy is announced")
+    (a.path / "block").write_bytes(b"new")
+
+    def new() -> bool:
+        os.listdir(b.path)
+        return read(b.path / "block") == b"new"
+
+    wait_for(new, "it has its new bytes", seconds=LISTED_S)
+
+
+def test_listings_alone_lose_unlinked_names(pool: str, mount: Mount) -> None:
+    """More of them than the questions that lookups may have under way."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    (a.path / "many").mkdir()
+    names = [f"{number} %" for number in range(200)]
+    for name in [*names, "stays"]:
+        (a.path / "many" / name).write_bytes(name.encode())
+    wait_for(lambda: announced(a) == len(names) + 1, "they are announced")
+    gets(b, "many/stays", b"stays")
+    for name in names[:100]:
+        gets(b, f"many/{name}", name.encode())
+    wait_for(lambda: len(os.listdir(b.path / "many")) == len(names) + 1, "they are listed")
+    for name in names:
+        (a.path / "many" / name).unlink()
+    wait_for(lambda: os.listdir(b.path / "many") == ["stays"], "they go", seconds=2 * LISTED_S)
+    assert read(b.path / "many" / "stays") == b"stays"
 
 
 def test_renamed_directory_takes_its_objects_along(pool: str, mount: Mount) -> None:

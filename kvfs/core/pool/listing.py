@@ -3,7 +3,9 @@
 Contract: `show` returns within WAIT and raises nothing; the rest follows in the background. One
 listing of a directory runs at a time, and none begins within AGAIN seconds of the last. A listed
 name is entered only if a live node has the object: the listings of the index may be old. STEP names
-are asked for at once, with a turn of the loop after each.
+are asked for at once, with a turn of the loop after each. Objects here that the index does not list
+are compared with it (`Recheck.doubt`). A listing asks about no other object that is here: a lookup
+of each, with its question, made `ls -l` of 5,000 names take 1.9 s in place of 0.28 s.
 """
 
 import logging
@@ -16,6 +18,7 @@ from kvfs.catalog import ROOT_INO
 from kvfs.core.bucket.listing.bucket_listing import some
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.lookup import PoolLookup
+from kvfs.core.pool.recheck import Recheck
 from kvfs.core.shared_work import SharedWork, WorkByKey
 from kvfs.errors import KvfsError
 from kvfs.pool.errors import IndexDownError
@@ -32,8 +35,9 @@ STEP = 64  # names in one question: some 6 ms of the loop to enter them
 class PoolListing:
     """Lists the directories of one pool."""
 
-    def __init__(self, lookup: PoolLookup) -> None:
+    def __init__(self, lookup: PoolLookup, recheck: Recheck) -> None:
         self.lookup = lookup
+        self.recheck = recheck
         self.entries = lookup.entries
         self._listed: LastSeen[int] = LastSeen()
         self._running: WorkByKey[int, SharedWork] = WorkByKey(
@@ -60,8 +64,10 @@ class PoolListing:
 
     async def _list(self, ino: int, folder: str) -> None:
         try:
-            await self._enter(ino, folder, await self.lookup.index.names(folder))
+            listed = await self.lookup.index.names(folder)
+            await self._enter(ino, folder, listed)
             self._listed.note(ino)
+            await self._doubt_others(ino, listed)
         except IndexDownError as error:
             self.lookup.failed(error)
         except KvfsError as error:
@@ -86,6 +92,19 @@ class PoolListing:
                 if isinstance(entry, PoolEntry) and await self._is_usable(entry):
                     self.lookup.remember(key, entry)
                     self.entries.enter(ino, new[key], key, entry)
+            await trio.lowlevel.checkpoint()
+
+    async def _doubt_others(self, ino: int, listed: list[str]) -> None:
+        """Compare the objects here that the index does not list. Raises CatalogError."""
+        names, cookie = set(listed), 0
+        catalog, table = self.entries.catalog, self.entries.ledger.table
+        while entries := catalog.entries_after(ino, cookie, STEP):
+            cookie = entries[-1].cookie
+            for entry in entries:
+                if escape(entry.name) not in names:
+                    inode = table.inode(entry.ino)
+                    if inode is not None and inode.is_file:
+                        self.recheck.doubt(inode)
             await trio.lowlevel.checkpoint()
 
     async def _make(self, ino: int, folder: str, names: list[bytes]) -> None:

@@ -81,7 +81,6 @@ class Pool:
         self.news = News()
         self.peers = Peers(index, self.lease, self._index_lost, self.news)
         self.lookup = PoolLookup(index, self.entries, self.peers)
-        self.listing = PoolListing(self.lookup)
         chunks = ChunkDigests(self.ledger.tiers.nodes)
         self.fetcher = PoolFetch(
             transfers, room, quota, movers, self.lookup, jobs, chunks, tls=member.tls
@@ -91,6 +90,7 @@ class Pool:
         )
         self.switches = NamespaceSwitches(index, self.ledger.namespaces)
         self.recheck = Recheck(self.announcer)
+        self.listing = PoolListing(self.lookup, self.recheck)
         self.follow = Follow(self.lookup)
         self.ledger.tiers.has_afar = True
         self.nodes = Nodes(index, member.node, self._nodes_changed)
@@ -238,8 +238,10 @@ class Pool:
         return found
 
     def opened(self, inode: Inode) -> None:
-        """Note that a program has opened an object for reading."""
+        """Note that a program has opened an object for reading; compare it with the index."""
         self.follow.opened(inode)
+        if not inode.in_pool:  # else the open asks a node for the bytes
+            self.recheck.look(inode)
 
     def forgotten(self, ino: int) -> None:
         """Forget a remote object that the kernel has forgotten."""

@@ -1,12 +1,13 @@
 """Compares objects that are here with the index: another node may have unlinked or replaced them.
 
-Contract: `look` never waits: it asks in the background, about an object at most once in RECHECK
-seconds, and at most BEHIND at a time. An object that the index does not have stays, and is
-announced again: an index may be lost. So is an object that another node has written as well, with
-the same bytes, after it had replaced the name. An object goes if the index says that it, or a later
-one, was unlinked, or that another object has its name. But it stays if it changes between question
-and answer. The name of an object that is only elsewhere goes as soon as no live node has the
-object, and gets the mode and the owner that the index has.
+Contract: `look` and `doubt` never wait: they ask in the background, about an object at most once in
+RECHECK seconds. `look` asks about at most BEHIND at a time, `doubt` about one after the other. An
+object that the index does not have stays, and is announced again: an index may be lost. So is an
+object that another node has written as well, with the same bytes, after it had replaced the name.
+An object goes if the index says that it, or a later one, was unlinked, or that another object has
+its name. But it stays if it changes between question and answer. The name of an object that is only
+elsewhere goes as soon as no live node has the object, and gets the mode and the owner that the
+index has.
 """
 
 import logging
@@ -34,16 +35,41 @@ class Recheck:
         self.ledger = announcer.ledger
         self._asked: LastSeen[int] = LastSeen()
         self._running = 0
+        self._doubted: dict[int, bytes] = {}  # inodes that a listing lacks, with their digests
+        self._doubting = False
 
     def look(self, inode: Inode) -> None:
-        """Compare an object that a program has looked up."""
+        """Compare an object that a program has looked up or opened.
+
+        After a listing, opens come without a lookup: it gives the kernel all names for a second.
+        """
         ino = inode.ino
-        known = inode.in_pool or ino in self.announcer.objects.announced
-        if not known or self._asked.age(ino) < RECHECK:
+        if not self._is_known(inode) or self._asked.age(ino) < RECHECK:
             return
         if self._running < BEHIND and self.announcer.lookup.may_ask():
             self._asked.note(ino)
             start_task("a comparison with the pool", partial(self._ask, ino, inode.digest))
+
+    def doubt(self, inode: Inode) -> None:
+        """Compare an object that the index does not list, after those before it."""
+        if self._is_known(inode) and self._asked.age(inode.ino) >= RECHECK:
+            self._doubted[inode.ino] = inode.digest
+            if not self._doubting:
+                self._doubting = True
+                start_task("comparisons with a listing of the pool", self._ask_doubted)
+
+    async def _ask_doubted(self) -> None:
+        try:
+            while self._doubted:
+                ino, digest = self._doubted.popitem()
+                if self.announcer.lookup.may_ask():  # else a later listing lacks it, too
+                    self._asked.note(ino)
+                    await self._ask(ino, digest)
+        finally:
+            self._doubting = False
+
+    def _is_known(self, inode: Inode) -> bool:
+        return inode.in_pool or inode.ino in self.announcer.objects.announced
 
     async def stands(self, inode: Inode) -> bool:
         """Whether the name still means an announced object, which goes if not.
