@@ -255,7 +255,7 @@ class Pool:
         return found
 
     def opened(self, inode: Inode) -> None:
-        """Note that a program has opened an object for reading."""
+        """Note that a program has opened an object for reading; compare it with the index."""
         self.follow.opened(inode)
         if not inode.in_pool:  # else the open asks a node for the bytes
             self.recheck.look(inode)
