@@ -5,7 +5,7 @@ offered object after the other, at RATE, into room that is free (`Ahead.room`), 
 for it. The fetch is the usual one: a live node must give the bytes, and a mover compares the
 digest. The copy is a guest, as any copy from another node. An offer that cannot be taken is
 forgotten: the object is in no directory that this node may make, or is gone by now. A namespace
-must be here already, in the same version.
+that is here has to have the same version; one that is not here is made.
 """
 
 import logging
