@@ -5,6 +5,7 @@ import json
 import os
 import pwd
 import socket
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -124,12 +125,24 @@ def _ask(
         asked["again"] = True
     line = json.dumps(asked).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        _connect(connection, path, patience)
         connection.settimeout(patience)
-        connection.connect(str(path))
         connection.sendall(line)
         with connection.makefile("rb") as stream:
             reply = stream.readline()
     return read_answer(path, reply)
+
+
+def _connect(connection: socket.socket, path: Path, patience: float) -> None:
+    """Connect, and wait this many seconds while the queue of the listener is full. Raises OSError.
+
+    A keeper accepts nobody while a daemon takes over, and clients ask it each RETRY (`request`). A
+    connection with a timeout of Python's refuses at once then: it is one that does not wait.
+    """
+    seconds, rest = divmod(patience, 1)
+    wait = struct.pack("@ll", int(seconds), max(1, int(rest * 1e6)))  # a struct timeval
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
+    connection.connect(str(path))
 
 
 def read_answer(path: Path, reply: bytes) -> dict[str, Any]:

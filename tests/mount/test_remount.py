@@ -15,7 +15,7 @@ import pytest
 from kvfs import runtime
 from kvfs.control import request
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted, wait_for
+from tests.harness import KVFS, Mounted, local, wait_for
 
 ROOT = Path(__file__).parents[2]
 HELPED = f"""
@@ -190,8 +190,11 @@ def test_an_upgrade_of_both_tiers_says_what_finds_no_room(mount: Mount) -> None:
         lines[-1],
     )
     assert total is not None, lines
-    wait_for(lambda: told(kv) and told(kv) == kv.counter("dropped_shrunk"), "all that went is told")
-    kv.idle()
+    wait_for(
+        lambda: all(tier["used_bytes"] <= 32 * MIB for tier in local(kv.idle()).values()),
+        "both tiers have their sizes",
+    )
+    wait_for(lambda: told(kv) == kv.counter("dropped_shrunk"), "all that went is told")
     # Copies to NVMe go on meanwhile: an object in both tiers takes the room of another.
     tiers = [os.getxattr(path, "user.kvfs.tier") for path in kv.path.iterdir() if path.is_file()]
     most = int(total[1]) + 4 + tiers.count(b"ram+nvme")

@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import stat
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -17,8 +18,9 @@ import trio
 from trio.testing import MockClock
 
 from kvfs import runtime
-from kvfs.control import client, request, server
+from kvfs.control import client, request, request_keeper, server
 from kvfs.errors import ConfigError, ControlError
+from tests.harness import PATIENCE, wait_for
 
 MOUNTPOINT = Path("/nowhere/kv")
 
@@ -253,6 +255,49 @@ def test_a_client_of_a_dead_mount_does_not_wait(
             left.bind(str(one))
     with pytest.raises(ControlError, match="Connection refused"):
         request(MOUNTPOINT, "echo")
+
+
+def test_a_client_waits_for_its_turn_at_a_busy_keeper(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses a connection that does not wait while a listener's queue is full."""
+    monkeypatch.setattr(runtime, "keeper_path", lambda _mountpoint: path)
+
+    def is_full() -> bool:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.settimeout(0)
+            try:
+                one.connect(str(path))
+            except BlockingIOError:
+                return True
+        return False
+
+    def sleeps(thread: threading.Thread) -> bool:
+        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+        return stat.rsplit(")", 1)[1].split()[0] == "S"
+
+    answers: list[dict[str, Any]] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(request_keeper(MOUNTPOINT, "status")), daemon=True
+    )
+    with socket.socket(socket.AF_UNIX) as keeper:
+        keeper.bind(str(path))
+        keeper.listen(1)
+        keeper.settimeout(PATIENCE)
+        while not is_full():
+            pass
+        with pytest.raises(ControlError, match="no keeper answers"):
+            request_keeper(MOUNTPOINT, "status", patience=0.01)
+        asking.start()
+        wait_for(lambda: sleeps(asking), "the client waits")
+        asked = b""
+        while not asked:
+            connection, _ = keeper.accept()
+            with connection:
+                if asked := connection.recv(1000):
+                    connection.sendall(b'{"asked": true}\n')
+        asking.join()
+    assert answers == [{"asked": True}]
 
 
 # Without a daemon
