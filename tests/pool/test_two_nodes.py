@@ -20,7 +20,7 @@ from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
 from tests.pool.authority import authority
-from tests.pool.servers import free_port, start
+from tests.pool.servers import free_port, server, start
 from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain
 from tests.semantics.test_prefixes import write as write_blocks
 
@@ -1078,6 +1078,76 @@ def has_version(kv: Mounted, version: str) -> bool:
         return os.getxattr(kv.path / "ns", "user.kvfs.version") == version.encode()
     except FileNotFoundError as error:
         raise AssertionError("the directory is gone") from error
+
+
+def test_drop_that_the_index_has_not_learned_of_outlives_the_mount(
+    pool: str, tmp_path: Path, mount: Mount
+) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    make_namespace(a)
+    make_namespace(b)
+    write(b, "ns/1", b"old")
+    is_down(pool, a, b)
+    request(a.path, "ns_drop", name="ns")
+    a.remount(f"{a.options},pool_required=off")
+    with server(tmp_path / "again", port_of(pool)):
+        wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
+
+
+def is_down(pool: str, *nodes: Mounted) -> None:
+    """Let the index end, and wait until these nodes know it."""
+    redis.Redis(port=port_of(pool)).shutdown(nosave=True)
+    for one in nodes:
+        one.expect_log("the pool's index is down")
+        one.allow_log("the pool learns later of changes here")
+        wait_for(partial(sees_no_index, one), "the index is down")
+
+
+def sees_no_index(kv: Mounted) -> bool:
+    return not kv.status()["pool"]["index"]["up"]
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_later_drop_is_for_a_directory_that_is_made_while_the_index_is_down(
+    pool: str, tmp_path: Path, mount: Mount, *, renamed: bool
+) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    make_namespace(a)
+    is_down(pool, a, b)
+    made = b.path / ("other" if renamed else "ns")
+    made.mkdir()
+    made.rename(b.path / "ns")
+    request(a.path, "ns_drop", name="ns")
+    (a.path / "ns").mkdir()
+    with server(tmp_path / "again", port_of(pool)):
+        wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
+        assert not absent(a.path / "ns")
+
+
+def test_object_from_before_a_drop_stays_hidden(pool: str, mount: Mount) -> None:
+    """Its node hangs, so the index still has it."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    make_namespace(a)
+    write(b, "ns2", b"x")
+    gets(a, "ns2", b"x")  # a knows that b lives
+    (b.path / "ns").mkdir(exist_ok=True)
+    write(b, "ns/1", b"old")
+    gets(a, "ns/1", b"old")
+    index = redis.Redis(port=port_of(pool))
+    key = "kvfs:kv:o:ns@1/1"
+    old = index.hgetall(key)
+    request(a.path, "ns_drop", name="ns")
+    wait_for(lambda: absent(b.path / "ns") and not index.exists(key), "b drops it, too")
+    make_namespace(a)
+    index.hset(key, items=[word for pair in old.items() for word in pair])
+    index.sadd("kvfs:kv:d:ns@1/", "1")
+    assert os.listdir(a.path / "ns") == []
+    assert absent(a.path / "ns" / "1")
+    write(b, "ns3", b"x")
+    (b.path / "ns").mkdir(exist_ok=True)
+    index.delete(key)
+    write(b, "ns/1", b"new")
+    gets(a, "ns/1", b"new")
 
 
 def test_drop_of_a_namespace_with_pool_off_is_for_one_node(pool: str, mount: Mount) -> None:

@@ -66,8 +66,8 @@ class Namespaces:
         self._settings_change: Callable[[], None] = lambda: None
         # Called with a namespace whose `pool` was switched: core/pool/announcer.py.
         self.pool_switched: Callable[[int], None] = lambda _ino: None
-        # Called with the name of a namespace that was dropped: core/pool/switches.py.
-        self.pool_dropped: Callable[[str], None] = lambda _name: None
+        # Called with the name of a namespace that a batch drops: core/pool/switches.py.
+        self.pool_dropped: Callable[[str, Batch], None] = lambda _name, _batch: None
         # Called with the name that a batch gives to a directory at the top: core/pool/tokens.py.
         self.pool_made: Callable[[bytes, Batch], None] = lambda _name, _batch: None
         # Held while a command makes a directory, by its parent and name: core/pool/pool.py.
@@ -128,6 +128,10 @@ class Namespaces:
                 break
             ino = inode.links[0][0]
         return ino
+
+    def top_name(self, ino: int) -> str:
+        """The name of the top-level directory above a directory, or of itself."""
+        return self.name(self._top(ino))
 
     def own(self, ino: int) -> Namespace | None:
         """The namespace that a directory is; None if it is none."""
@@ -344,7 +348,7 @@ class Namespaces:
         batch.mark(keys.DROPPED, ino, value)
         batch.then(lambda: self._dropped(ino, value))
         if not switched and self.settings_of(ino).pool:
-            batch.then(lambda: self.pool_dropped(name.decode("utf-8", "surrogateescape")))
+            self.pool_dropped(name.decode("utf-8", "surrogateescape"), batch)
 
     def settings_of(self, ino: int) -> Settings:
         """The settings of a top-level directory: its own, or those of the mount."""

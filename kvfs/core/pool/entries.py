@@ -146,6 +146,9 @@ class PoolEntries:
         _describe(inode, facts)
         if self.namespaces.of(directory).expired(inode):
             return False
+        top = self.namespaces.top_name(parent)
+        if parent != ROOT_INO and self.tokens.hides(top, facts.mtime_ns):
+            return False
         with self.catalog.batch() as batch:
             self.namespaces.places.place(inode, directory, name, batch)
             if inode.model and not inode.parent_key and facts.key == inode.key:

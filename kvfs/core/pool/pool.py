@@ -10,11 +10,12 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import trio
 
-from kvfs.catalog import ROOT_INO, Inode
+from kvfs.catalog import ROOT_INO, Batch, Inode
 from kvfs.core.capacity.ahead import Ahead
 from kvfs.core.capacity.quota import Quota
 from kvfs.core.capacity.room import Room
@@ -125,9 +126,9 @@ class Pool:
     def _index_lost(self) -> None:
         self.announcer.announce_all()
 
-    def _namespace_dropped(self, name: str) -> None:
-        self.entries.dropped.note(name)
-        self.switches.dropped(name)
+    def _namespace_dropped(self, name: str, batch: Batch) -> None:
+        batch.then(partial(self.entries.dropped.note, name))
+        self.switches.dropped(name, batch)
 
     def _nodes_changed(self, how: str, names: list[str]) -> None:
         self.news.tell(f"node {how}", nodes=named(names), live=1 + len(self.nodes))

@@ -2,21 +2,21 @@
 
 Contract: `run` runs as long as the mount. It asks the index about each namespace once in LOOK_S
 seconds, and at once when settings change here. A greater version of the index is set here, and ours
-there. A drop has a random token in the index. The catalog has the token that each name had when its
-directory was made (`pool/tokens`), so a drop is carried out once here, and not in a namespace that
-is made later. A directory without a token was made while the index did not answer, or by a rename
-or from the bucket. No drop concerns it before it is first compared. A top-level directory without
-settings learns as well, and becomes a namespace with the first greater version. Namespaces with
-`pool=off` neither tell nor learn.
+there. A drop has a token in the index: its time. The catalog has the token that each name had when
+its directory was made (`pool/tokens`), so a drop is carried out once here, and not in a namespace
+that is made later. If a directory was made while the index did not answer, or by a rename or from
+the bucket, later drops are for it, by the clocks of the nodes. No drop concerns a directory from
+before the pool until it is first compared. A drop of this node is in the catalog until the index
+knows it. A top-level directory without settings learns as well, and becomes a namespace with the
+first greater version. Namespaces with `pool=off` neither tell nor learn.
 """
 
 import logging
-import secrets
 from typing import Protocol
 
 import trio
 
-from kvfs.catalog import ROOT_INO, Catalog, Inode
+from kvfs.catalog import ROOT_INO, Batch, Catalog, Inode
 from kvfs.core.namespaces.namespace import Namespace
 from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.pool.tokens import DropTokens, key_of
@@ -47,28 +47,27 @@ class NamespaceSwitches:
         self.namespaces = namespaces
         self.catalog: Catalog = namespaces.catalog
         self.commands: NamespaceCommands | None = None  # once the mount serves
-        self._dropped: dict[str, str] = {}  # names dropped here and their tokens, not told yet
         self._applying = False  # what another node has told
         self._logged = ""  # the last failure
         self._top = 0  # the cookie of the last entry of the top that was looked at
         self._directories: dict[int, int] = {}  # of the top: cookies and inodes
 
-    def dropped(self, name: str) -> None:
-        """Learn that a command has dropped a namespace here."""
+    def dropped(self, name: str, batch: Batch) -> None:
+        """Learn that a batch drops a namespace here: a command, or another node, asked for it."""
         if not self._applying:
-            self._dropped[name] = secrets.token_hex(8)
+            self.tokens.drop(name, batch)
 
     async def last_drop(self, name: str) -> str | None:
         """The token of the last drop of a name that gets a directory now; None: it is not sure.
 
         Raises IndexDownError.
         """
-        if name in self._dropped:
+        if name in self.tokens.untold:
             return None
         known = self.tokens.known(name)
         (switch,) = await self.index.switches([key_of(name)], patience=PATIENCE)
         # After a drop of this node, the answer may be from before it.
-        if name in self._dropped or self.tokens.known(name) != known:
+        if name in self.tokens.untold or self.tokens.known(name) != known:
             return None
         return switch.dropped
 
@@ -92,12 +91,11 @@ class NamespaceSwitches:
                 await trio.sleep(LOOK_S / 20)  # many settings may change
 
     async def _tell_drops(self) -> None:
-        while self._dropped:
-            name, token = next(iter(self._dropped.items()))
+        while self.tokens.untold:
+            name, token = next(iter(self.tokens.untold.items()))
             self.tokens.note(name, token)
             await self.index.drop_namespace(key_of(name), token)
-            if self._dropped.get(name) == token:
-                del self._dropped[name]
+            self.tokens.told(name, token)
 
     async def _compare(self) -> None:
         self._find_directories()
@@ -107,7 +105,7 @@ class NamespaceSwitches:
         for (name, known), switch in zip(before.items(), told, strict=True):
             if self.tokens.known(name) != known:  # the answer may be older than the directory
                 continue
-            if name in ours and name not in self._dropped:
+            if name in ours and name not in self.tokens.untold:
                 try:
                     await self._follow(name, ours[name], switch)
                 except IndexDownError:
@@ -127,10 +125,10 @@ class NamespaceSwitches:
 
     async def _follow(self, name: str, version: int, switch: Switch) -> None:
         assert self.commands is not None
-        known = self.tokens.known(name)
-        if known is None or (switch.dropped and switch.dropped != known):
+        is_late = self.tokens.precedes(name, switch.dropped)
+        if is_late or not self.tokens.is_compared(name):
             self.tokens.note(name, switch.dropped)
-        if known is not None and switch.dropped and switch.dropped != known:
+        if is_late:
             log.info("namespace %s: another node has dropped it", name)
             self._applying = True
             try:
