@@ -26,8 +26,10 @@ from kvfs.pool.errors import NoFileError, PeerError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-DIAL_S = 1.0  # s to connect, and for a handshake
-SILENT_S = 2.0  # s without a byte after which a peer is given up; also for a whole header
+# s to connect, also for a handshake, and for a whole header. An open waits 1.6 s with the default
+# of `pool_wait`: if the first owner hangs, there is time for the next one.
+DIAL_S = HEADER_S = 0.75
+SILENT_S = 2.0  # s without a byte of the file after which a peer is given up
 SLOWEST = 4 << 20  # bytes/s; a peer that drips is given up
 CHUNK = 1 << 20  # bytes: stays in the processor's cache between the socket and the file
 HEADER = 8192  # bytes of the longest header; nginx sends 200
@@ -134,9 +136,9 @@ def _ask(
     if start:
         lines.append(f"Range: bytes={start}-")
     request, left = "\r\n".join([*lines, "", ""]), size - start
-    deadline = time.monotonic() + SILENT_S
+    deadline = time.monotonic() + HEADER_S
     try:
-        connection.settimeout(SILENT_S)
+        connection.settimeout(HEADER_S)
         connection.sendall(request.encode())
         got, end = 0, -1
         while end < 0:

@@ -686,6 +686,26 @@ def test_opens_that_wait_for_one_object_wait_together(pool: str, mount: Mount) -
             os.kill(pid, signal.SIGCONT)
 
 
+def test_next_owner_is_asked_while_an_open_waits_for_one_that_hangs(
+    pool: str, mount: Mount
+) -> None:
+    a, b, c = (node(mount, pool, name) for name in "abc")
+    names = [f"block{number}" for number in range(8)]  # each node is asked first for some
+    for name in names:
+        write(a, name, name.encode())
+        gets(c, name, name.encode())
+    wait_for(lambda: announced(c) == len(names), "the copies are announced")
+    assert not any(absent(b.path / name) for name in names)
+    workers = Nginx(runtime.runtime_dir(a.path) / "nginx").pids
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert [read(b.path / name) for name in names] == [name.encode() for name in names]
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+
+
 def test_node_that_leaves_is_not_asked(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
