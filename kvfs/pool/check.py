@@ -20,7 +20,7 @@ from kvfs.pool.errors import IndexDownError, IndexRefusedError
 from kvfs.pool.index import Index
 from kvfs.pool.member import Membership
 from kvfs.pool.place import PoolPlace
-from kvfs.pool.servers import Servers
+from kvfs.pool.servers import NO_MASTER, Servers
 
 ANSWER_S = 5.0  # s for an index to answer
 TRY_S = 0.05  # s between two questions meanwhile
@@ -100,6 +100,8 @@ def _cure(why: str) -> str:
     """Return what mends an index that does not answer, if `why` does not say it."""
     if NO_HOST in why:
         return "correct the host in pool=, "
+    if NO_MASTER in why:
+        return "correct the service in pool=, "
     return "" if USE_PLAIN in why or USE_TLS in why else "start the index, "
 
 

@@ -45,6 +45,7 @@ NOT_FOUND = "no server was found yet"
 Address: TypeAlias = tuple[str, int]
 
 _MOVED = ("MOVED ", "ASK ", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "LOADING", "MASTERDOWN")
+NO_MASTER = "no master of service"  # of what a sentinel does not know
 _PLAIN = ("unknown command", "cluster support disabled")  # said by what is no server of the kind
 _REDIRECTION = re.compile(r"(?P<how>MOVED|ASK) \d+ (?P<host>\S+):(?P<port>\d{1,5})", re.ASCII)
 
@@ -217,13 +218,14 @@ class Servers:
         if isinstance(reply, ReplyError):
             if any(text in str(reply) for text in _PLAIN):
                 scheme = "rediss" if self.place.tls else "redis"
+                other = f"{scheme}+cluster" if sentinel else f"{scheme}+sentinel"
                 raise IndexRefusedError(
-                    f"it is no {self.place.kind}, but a plain Redis server: give "
-                    f"{scheme}://HOST:PORT/NAME"
+                    f"it is no {self.place.kind}: give {scheme}:// for a plain Redis server, or "
+                    f"{other}:// for a {other.rpartition('+')[2]}"
                 )
             raise refusal(str(reply))
         if not isinstance(reply, list) or not reply:
-            named = f"no master of service {self.place.service}" if sentinel else "no slots"
+            named = f"{NO_MASTER} {self.place.service}" if sentinel else "no slots"
             raise IndexDownError(f"it knows {named}")
         try:
             return _master(reply) if sentinel else _slots(reply, host[0])

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from tests.conftest import Mount
-from tests.harness import Mounted, wait_for
+from tests.harness import KVFS, Mounted, wait_for
 from tests.pool.authority import authority
 from tests.pool.servers import cluster, free_port, let_nginx_pass, seen, sentinel, server
 from tests.pool.test_two_nodes import absent, announced, gets, node, read, write
@@ -89,6 +89,7 @@ def test_master_that_fails_is_no_error_for_programs(tmp_path: Path, mount: Mount
         a, b = node(mount, given, "a"), node(mount, given, "b")
         for kv in (a, b):
             kv.allow_log(QUIET)
+        expect_wrong_service_refused(tmp_path / "other", given)
         expect_shared(a, b)
         redis.Redis(port=master).wait(1, 5000)
         first.kill()
@@ -109,6 +110,16 @@ def test_master_that_fails_is_no_error_for_programs(tmp_path: Path, mount: Mount
         wait_for(lambda: absent(b.path / "after"), "the new master knows it")
         a.umount("--now")
         b.umount("--now")
+
+
+def expect_wrong_service_refused(path: Path, given: str) -> None:
+    path.mkdir()
+    wrong = given.replace("/main/", "/nosuch/").replace("{tmp}/NAME", str(path))
+    words = [*KVFS, "mount", str(path), "-o", f"{wrong},pool_address=127.0.0.1:{free_port()}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, "the service may be made later"
+    cure = "correct the service in pool=, or mount without it by pool_required=off"
+    assert f"it knows no master of service nosuch; {cure}" in done.stderr
 
 
 def test_nodes_with_certificates(tmp_path: Path, mount: Mount) -> None:
