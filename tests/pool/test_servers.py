@@ -431,9 +431,8 @@ def test_sentinel_with_a_password_and_service_that_it_does_not_know(tmp_path: Pa
             assert await once_up(lambda: index.announce([said("@0/x", b"x")])) == ["here"]
         await why_down_at(f"{base}/main/kv", "NOAUTH")
         await why_down_at(f"{base}/other/kv", "it knows no master of service other", secret)
-        await why_down_at(
-            f"redis+sentinel://127.0.0.1:{master}/main/kv", "it is no sentinel, but a plain", secret
-        )
+        plain = f"redis+sentinel://127.0.0.1:{master}/main/kv"
+        await why_down_at(plain, "it is no sentinel: give redis://", secret)
 
     words = ["redis-server", str(conf), "--sentinel"]
     with server(tmp_path / "1", master, password="secret"):  # noqa: S106 (of this test's server)
