@@ -6,6 +6,7 @@ Contract: see the package. The parts of a `Mount` exist from `serve` on.
 import logging
 import math
 import multiprocessing
+import multiprocessing.util
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -452,7 +453,9 @@ class Mount:
             "on" if self.backings.on else "off",
             self.backings.why,
         )
-        self.keeper.send("ready", watchdog=config.watchdog)
+        # The movers for a bucket have a socket there, and a daemon that is killed leaves it behind.
+        scratch = multiprocessing.util.get_temp_dir() if config.s3 else ""
+        self.keeper.send("ready", watchdog=config.watchdog, scratch=scratch)
         while True:
             await trio.sleep(config.watchdog / 4 or 60.0)
             with suppress(BlockingIOError, Closed):

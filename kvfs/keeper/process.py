@@ -8,6 +8,7 @@ process alive for longer. It must not delay the next daemon.
 import math
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -124,6 +125,8 @@ class Process:
             self._left.append(self)
         self.closed = True
         self.channel.close()
+        if scratch := self.last_messages.get("ready", {}).get("scratch"):
+            shutil.rmtree(scratch, ignore_errors=True)  # there is none after a proper end
 
     @classmethod
     def reap_left(cls) -> None:

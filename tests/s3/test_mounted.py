@@ -35,6 +35,23 @@ def made(s3: Server, bucket: str, mount: Mount) -> Make:
     return make
 
 
+def test_movers_leave_no_directory_behind(
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have a socket in one, and a daemon that is killed does not remove it."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    kv = made()
+    for number in range(3):
+        (kv.path / f"{number}").write_bytes(b"x")
+        all_uploaded(kv)
+        assert len(list(scratch.iterdir())) == 1
+        kv.kill_daemon()
+    kv.umount("--now")
+    assert not list(scratch.iterdir())
+
+
 def keys(s3: Server, bucket: str) -> dict[str, int]:
     """The objects in the bucket, by key below the prefix, with their sizes."""
     client = boto3.session.Session().client("s3", endpoint_url=s3.endpoint)
