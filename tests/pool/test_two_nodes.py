@@ -666,6 +666,27 @@ def test_peer_that_hangs_is_a_miss_within_the_wait(pool: str, mount: Mount) -> N
     wait_for(lambda: read(b.path / "block") == b"x" * MIB, "the peer answers again")
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_writer_of_a_name_that_another_node_unlinks_makes_a_file(
+    pool: str, mount: Mount, *, known: bool
+) -> None:
+    """Whatever the kernel knows of the name."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    index = redis.Redis(port=port_of(pool))
+    for number in range(8):
+        name = f"block{number}"
+        write(a, name, b"x" * MIB)
+        if known:
+            wait_for(lambda name=name: not absent(b.path / name), "it is found")
+        (a.path / name).unlink()
+        key = f"kvfs:kv:o:@0/{name}"
+        wait_for(lambda key=key: index.hexists(key, "gone"), "the index knows it")
+        opened = os.open(b.path / name, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        os.write(opened, b"new")
+        os.close(opened)
+        assert read(b.path / name) == b"new"
+
+
 def test_opens_that_wait_for_one_object_wait_together(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, f"{pool},pool_wait=2", "b")
     c = node(mount, pool, "c")

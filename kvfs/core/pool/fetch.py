@@ -45,6 +45,7 @@ IN_FLIGHT = 256 << 20  # bytes of all fetches together, or of one large one
 # s of an open beside its wait: the lookup before it (an entry, a listing, leases), and the loop
 BESIDE_S = 4 * PATIENCE
 SENT_BACK = 5.0  # s in which a second failure of a name is a miss: a program would see ESTALE
+RETRIED = 0.1  # s in which the kernel has looked up a name again, and opens what it found
 SPOILED = 600.0  # s in which an object comes as a whole after one of its chunks was wrong
 
 
@@ -94,8 +95,8 @@ class PoolFetch:
     async def fetch(self, inode: Inode, *, whole: bool = True) -> Stream | None:
         """Fetch a remote object, or join its fetch. Returns None if a copy is here now.
 
-        whole: the caller needs a copy; otherwise a stream is enough. Raises NotFoundError,
-        StaleError. The caller holds the inode's lock.
+        whole: the caller is a writer, and needs a copy; otherwise a stream is enough. Raises
+        NotFoundError, StaleError. The caller holds the inode's lock.
         """
         running, wait = self._running.get(inode.ino), self.nodes.wait
         if running is None:
@@ -113,8 +114,24 @@ class PoolFetch:
             raise NotFoundError(f"{self._named(inode.ino)} is not here within {wait:g} s")
         if not running.ended.is_set():
             return running.stream
-        running.expect_done(self._named(inode.ino))
+        try:
+            running.expect_done(self._named(inode.ino))
+        except NotFoundError:
+            if whole:
+                self._send_writer_back(inode)
+            raise
         return None
+
+    def _send_writer_back(self, inode: Inode) -> None:
+        """Have the kernel look up the name again for a writer, which may make a file then.
+
+        Raises StaleError, but not for the open that follows that lookup.
+        """
+        key = self.entries.key(inode)
+        if key is not None and self._sent_back.age(key) >= RETRIED:
+            self._sent_back.note(key)
+            self.entries.forget(inode.ino)
+            raise StaleError(f"no node gives {self._named(inode.ino)} to a writer")
 
     def _may_stream(self, inode: Inode) -> bool:
         return self.chunks.may_stream(inode) and self.sources.spoiled.age(inode.digest) > SPOILED
