@@ -677,10 +677,10 @@ def test_writer_of_a_name_that_another_node_unlinks_makes_a_file(
         name = f"block{number}"
         write(a, name, b"x" * MIB)
         if known:
-            wait_for(lambda name=name: not absent(b.path / name), "it is found")
+            wait_for(partial(Path.exists, b.path / name), "it is found")
         (a.path / name).unlink()
         key = f"kvfs:kv:o:@0/{name}"
-        wait_for(lambda key=key: index.hexists(key, "gone"), "the index knows it")
+        wait_for(partial(index.hexists, key, "gone"), "the index knows it")
         opened = os.open(b.path / name, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         os.write(opened, b"new")
         os.close(opened)
