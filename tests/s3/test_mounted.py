@@ -95,6 +95,23 @@ def test_written_files_are_uploaded(made: Make, s3: Server, bucket: str) -> None
     assert not list((kv.path.parent / "nvme" / "uploads").glob("*.json"))
 
 
+def test_upload_of_an_object_that_a_fast_open_reads_is_recorded(made: Make) -> None:
+    """The daemon does not know that it is open, until it asks: the record that it has stays."""
+    kv = made("ram=64M")
+    subprocess.run([*KVFS, "set", kv.path, "s3_delay=60"], check=True)
+    path = kv.path / "a"
+    path.write_bytes(SMALL)
+    wait_for(lambda: kv.status()["fast_open"]["objects"] == 1, "its opens are fast")
+    with path.open("rb") as file:
+        assert not kv.status()["counters"]["opens_served"]
+        assert file.read() == SMALL
+        subprocess.run([*KVFS, "flush", kv.path, "--wait"], check=True)
+        all_uploaded(kv)
+        assert attribute(path, "tier") == "ram+s3"
+    kv.idle()
+    assert attribute(path, "tier") == "ram+s3"
+
+
 def test_sparse_file_is_not_uploaded(made: Make, s3: Server, bucket: str) -> None:
     kv = made()
     kv.expect_log("stays on this node only, and user.kvfs.dirty says 1: it is mostly holes")

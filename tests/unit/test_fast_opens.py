@@ -106,3 +106,29 @@ def test_opens_count_for_the_namespace_of_their_time(
 
     with world(tmp_path, passthrough=True) as made:
         trio.run(open_and_change, made)
+
+
+def test_copy_that_a_mover_ends_while_a_fast_open_reads_is_recorded(tmp_path: Path) -> None:
+    """The daemon learns of the open when it asks whether the object is open."""
+
+    async def open_and_copy(made: World) -> None:
+        made.answer_fast()
+        inode = await made.store(b"engine/a", b"content", made.fast)
+        assert await made.read(inode.ino) == b"content"
+        gate, nvme = made.gate, made.nvme
+        assert gate is not None
+        assert nvme is not None
+        handle = gate.open(inode.ino)
+        current = made.dispatcher.transfers.still_current(inode.ino, inode.version)
+        assert current is made.ledger.table.inode(inode.ino)
+        await made.dispatcher.transfers.copy([inode], made.fast, nvme, "demoted")
+        await made.close(gate.adopted[handle], writable=False)
+        kept = made.catalog.inode(inode.ino)
+        assert kept is not None
+        assert kept.on_nvme
+        made.check()
+        made.ledger.fast_opens.stop()
+        await made.check_at_rest()
+
+    with world(tmp_path, passthrough=True) as made:
+        trio.run(open_and_copy, made)

@@ -74,8 +74,10 @@ class TierTransfers:
 
         version: the version that a job has copied; None: any.
         """
+        if self.copy_is_useless(ino):  # asked first: a fast open has no record here until then
+            return None
         current = self.ledger.table.inode(ino)
-        if current is None or not current.links or not current.sealed or self.copy_is_useless(ino):
+        if current is None or not current.links or not current.sealed:
             return None
         if version not in {None, current.version} or self.ledger.records.is_distrusted(current):
             return None
