@@ -70,10 +70,14 @@ async def lose(made: World, inode: Inode) -> None:
     made.ledger.removals.lose(inode, made.fast)
 
 
+async def drop(made: World, inode: Inode) -> None:
+    made.ledger.removals.drop(inode, "stale")
+
+
 @pytest.mark.parametrize("is_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize(
     "change",
-    [unlink, rename, move, replace, rewrite, write_on, lose],
+    [unlink, rename, move, replace, rewrite, write_on, lose, drop],
     ids=lambda change: change.__name__,
 )
 def test_opens_count_for_the_namespace_of_their_time(
@@ -132,3 +136,36 @@ def test_copy_that_a_mover_ends_while_a_fast_open_reads_is_recorded(tmp_path: Pa
 
     with world(tmp_path, passthrough=True) as made:
         trio.run(open_and_copy, made)
+
+
+@pytest.mark.parametrize("change", [drop, unlink, lose], ids=lambda change: change.__name__)
+def test_nothing_stays_of_an_object_that_went_while_the_gate_had_it_open(
+    tmp_path: Path, change: Callable[[World, Inode], Awaitable[None]]
+) -> None:
+    """The caller has a record of its own, as a task has that looked it up before an answer."""
+
+    async def open_and_change(made: World) -> None:
+        made.answer_fast()
+        stored = await made.store(b"engine/a", b"content", made.fast)
+        gate = made.gate
+        assert gate is not None
+        assert await made.read(stored.ino) == b"content"
+        handle = gate.open(stored.ino)
+        assert handle
+        await change(made, made.tree.inode(stored.ino))
+        held = made.ledger.table.open[stored.ino]
+        assert held.inode.links == ()
+        gate.release(handle)
+        await made.close(held, writable=False)
+        made.ledger.uses.commit()
+        made.ledger.removals.forgotten(stored.ino)
+        made.ledger.removals.purge_forgotten()
+        assert made.catalog.inode(stored.ino) is None
+        assert made.catalog.unfinished() == []
+        assert not list(made.fast.files())
+        made.check()
+        await made.check_at_rest()
+
+    with world(tmp_path, passthrough=True) as made:
+        made.namespace("engine")
+        trio.run(open_and_change, made)

@@ -549,3 +549,23 @@ def test_an_object_is_dropped_once(tmp_path: Path) -> None:
         made.check_accounts()
 
     run(case, tmp_path)
+
+
+def test_drop_takes_no_name_of_another_object(tmp_path: Path) -> None:
+    """A record that came back after its object had gone has a link that another object has now."""
+
+    async def case(made: World) -> None:
+        gone, other = await fill(made, made.fast, 2)
+        with made.catalog.batch() as batch:
+            made.tree.remove_name(ROOT_INO, made.tree.expect(ROOT_INO, b"x0")[0], gone, batch)
+        with made.catalog.batch() as batch:
+            gone.links = other.links
+            batch.put(gone)
+        made.ledger.orphans.leave(gone.ino)
+        made.ledger.accounts.enter(gone)
+        made.ledger.removals.drop(gone, "lost")
+        assert names(made) == [b"x1"]
+        assert await made.read(made.find(b"x1").ino) == BYTES
+        made.check_accounts()
+
+    run(case, tmp_path)

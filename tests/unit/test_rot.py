@@ -954,6 +954,38 @@ def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy
     run(case)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["alone", "elsewhere"])
+def test_marked_object_whose_file_is_gone_is_lost_once(
+    made: World, caplog: pytest.LogCaptureFixture, *, elsewhere: bool
+) -> None:
+    """Else each takeover logs the same error, and the record counts for a file that is gone."""
+
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        if elsewhere:
+            await made.demote(inode.ino)
+        made.restart(crash=True)
+        os.unlink(made.fast.path(inode.ino, inode.version))
+        with made.catalog.batch() as batch:
+            batch.mark_unfinished(inode.ino)
+        takeover.adopt(made.objects, [])
+        assert "was open, and its file cannot be opened again" in caplog.text
+        assert made.catalog.unfinished() == []
+        made.restart(crash=True)
+        caplog.clear()
+        takeover.adopt(made.objects, [])
+        assert not caplog.text
+        await made.census()
+        if elsewhere:
+            assert made.ledger.tiers.holders(made.find(b"a")) == [made.disk]
+            assert await made.read(inode.ino) == BYTES
+        else:
+            assert made.catalog.inode(inode.ino) is None
+        await made.check_at_rest()
+
+    run(case)
+
+
 # After a power loss a file without a digest may have any bytes
 
 

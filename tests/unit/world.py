@@ -261,6 +261,7 @@ class World:
             invalidate_name=self._gone,
         )
         self.gone.clear()  # no kernel knows yet
+        self.catalog.watchers.append(self._expect_open_record)
         self.ledger.accounts.estimate()
         self.room = Room(self.ledger)
         self.quota = Quota(self.ledger, self.room.victims)
@@ -300,6 +301,14 @@ class World:
             fetcher=self.dispatcher.hydration,
             unpacker=self.dispatcher.unpacking,
         )
+
+    def _expect_open_record(self, inode: Inode) -> None:
+        """Expect that nobody changes a copy of the record of an open object.
+
+        The close of the object writes the record that the object has, and undoes the change.
+        """
+        held = self.ledger.table.peek(inode.ino)
+        assert held is None or held.inode is inode, f"{held} has another record than {inode}"
 
     def _gone(self, parent: int, name: bytes, ino: int) -> None:
         self.gone.append((parent, name, ino))

@@ -219,15 +219,21 @@ class Removals:
         why: str = "",
         stored: bool = True,
     ) -> None:
-        """Drop one object and invalidate its kernel entries. An open one becomes an orphan."""
+        """Drop one object and invalidate its kernel entries. An open one becomes an orphan.
+
+        The caller may have read the record while the fast opens had the object. Then the open
+        object has another one in memory, and its close writes that one: so that one changes.
+        """
+        if (held := self.table.open.get(inode.ino)) is not None:
+            inode = held.inode
         away = self._away(inode, quarantine=quarantine, why=why)
         access_log = self.namespaces.access_log
         with self.catalog.batch() as batch:
             if access_log.on:
                 access_log.dropped(inode, self._counted_as(inode, reason), batch)
             names = self._unlink_all(inode, batch)
-            if inode.ino in self.table.open:
-                self._drop_open(inode, batch, away)
+            if held is not None:
+                self._drop_open(held, batch, away)
             else:
                 self.forget(inode, batch, stored=stored, away=away)
         self.count(inode, reason)
@@ -235,10 +241,17 @@ class Removals:
             self.invalidate_name(parent, entry.name, inode.ino)
 
     def _unlink_all(self, inode: Inode, batch: Batch) -> list[tuple[int, Dentry]]:
-        """Remove all names of an inode; return them. Other nodes of a pool keep theirs."""
+        """Remove all names of an inode; return them. Other nodes of a pool keep theirs.
+
+        A rename over a name keeps the cookie. So a damaged record may give the name of another.
+        """
         batch.dropped.add(inode.ino)
         found = ((parent, self.catalog.dentry(parent, cookie)) for parent, cookie in inode.links)
-        names = [(parent, entry) for parent, entry in found if entry is not None]
+        names = [
+            (parent, entry)
+            for parent, entry in found
+            if entry is not None and entry.ino == inode.ino
+        ]
         for name in names:
             batch.unlink(*name)
         return names
@@ -263,9 +276,10 @@ class Removals:
             return space.drops.reason
         return reason
 
-    def _drop_open(self, inode: Inode, batch: Batch, away: Away) -> None:
+    def _drop_open(self, held: OpenObject, batch: Batch, away: Away) -> None:
         """Take an open object's copies out of the accounts; its record goes when it is closed."""
-        before, held = batch.change(inode), self.table.open[inode.ino]
+        inode = held.inode
+        before = batch.change(inode)
         self.trash.read.add(inode.ino)
         inode.links, inode.in_bucket = (), False
         for tier in self.tiers.holders(before):

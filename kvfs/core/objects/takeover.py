@@ -204,6 +204,8 @@ def _watch(objects: Objects, inode: Inode) -> None:
     if not held.writable:
         fd = _file(ledger, inode, held.tier, writable=True)
         if fd < 0:
+            if inode.ino not in ledger.table.open and _is_gone(held.tier, inode):
+                _lose(ledger, inode, held.tier)
             return
         if held.fd >= 0:
             os.close(held.fd)
@@ -217,6 +219,24 @@ def _watch(objects: Objects, inode: Inode) -> None:
     held.mapped = True
     if not held.backing_id:
         held.backing_id = objects.files.register(held)
+
+
+def _is_gone(tier: Tier, inode: Inode) -> bool:
+    """Whether a tier that answers has no file of an inode: then nobody can write it any more."""
+    try:
+        os.lstat(tier.path(inode.ino, inode.version))
+    except FileNotFoundError:
+        return tier.present()
+    except OSError:
+        return False
+    return False
+
+
+def _lose(ledger: Ledger, inode: Inode, tier: Tier) -> None:
+    """Lose a copy without a file, and the mark with it: else each daemon looks for the file."""
+    ledger.removals.lose(inode, tier)
+    with ledger.catalog.batch() as batch:
+        batch.mark_finished(inode.ino)
 
 
 def _seal(ledger: Ledger, objects: Objects, inode: Inode) -> None:
