@@ -377,7 +377,8 @@ class Announcer:
                 inode is not None and ino in attributes and attributes[ino] != _attributes(inode)
             )
             if inode is not None and wanted is not None:
-                new.append((ino, wanted._replace(changed=changed)))
+                other = None if ino in gone else self.objects.others.get(ino)
+                new.append((ino, wanted._replace(changed=changed, other=other)))
                 self.objects.in_turn[ino] = wanted.key
             elif inode is not None and inode.in_pool and changed:
                 self._attributes.setdefault(ino, attributes[ino])  # told with the copy

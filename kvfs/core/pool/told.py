@@ -1,4 +1,4 @@
-"""What the index was told of an object before its record changes.
+"""Tells what the index was told of an object before the record of the object changes.
 
 Contract: immutable. The announcer compares a `Told` with the object's present record. From this it
 knows whether the object has lost its content or its name. Not for what the index has now
