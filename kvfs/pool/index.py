@@ -165,6 +165,7 @@ class Announcement(NamedTuple):
 
     changed: a program here has changed its mode or its owner since it was announced.
     later: this node knows of an earlier object that has left the name, perhaps of the same bytes.
+    other: the object in conflict with this one had the name when it was announced before.
     """
 
     key: str
@@ -173,6 +174,7 @@ class Announcement(NamedTuple):
     fresh: bool
     changed: bool = False
     later: bool = False
+    other: Unlinked | None = None
 
 
 class Index:
@@ -271,7 +273,8 @@ class Index:
     async def announce(self, wanted: Sequence[Announcement]) -> list[Announced]:
         """Announce objects. "conflict": another one has the name; "gone": it was unlinked.
 
-        Of two objects that are not fresh, the later one gets the name.
+        Of two objects that are not fresh, the later one gets the name. One in conflict is "gone"
+        if the other one was unlinked.
         """
         commands: list[tuple[str, Command]] = []
         for one in wanted:
@@ -280,8 +283,9 @@ class Index:
             owner = (f"@{one.owner.node}", _owner_value(one.owner))
             attributes = "changed" if one.changed else "same"
             which = "new" if one.fresh else "later" if one.later else "again"
-            how = (which, *_dated(one.facts.digest, one.facts.mtime_ns))
-            commands.append((name, scripts.ANNOUNCE.call(name, *how, *owner, attributes, *words)))
+            how = (which, *scripts.dated(one.facts.digest, one.facts.mtime_ns), *owner, attributes)
+            other = ("", "") if one.other is None else scripts.dated(*one.other[1:])
+            commands.append((name, scripts.ANNOUNCE.call(name, *how, *other, *words)))
         replies = await self.ask(commands, LONG)
         return [_announced(reply) for reply in replies]
 
@@ -310,7 +314,7 @@ class Index:
         """
         commands: list[tuple[str, Command]] = []
         for one in gone:
-            name, dated = self._object(one.key), _dated(one.digest, one.mtime_ns)
+            name, dated = self._object(one.key), scripts.dated(one.digest, one.mtime_ns)
             commands.append((name, scripts.UNLINK.call(name, *dated, remembered, GONE_S)))
         return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
@@ -553,11 +557,6 @@ def _has_kind(told: tuple[str, Any]) -> bool:
     if name in {"room", "objects", "bytes", "lag_s", "load"}:
         return isinstance(value, int | float) and 0 <= value < 1 << 63
     return isinstance(value, bool if name == "tls" else str)
-
-
-def _dated(digest: bytes, mtime_ns: int) -> tuple[str, str]:
-    """A digest and a time as the scripts take them."""
-    return digest.hex(), f"{max(0, mtime_ns):019}"
 
 
 def _announced(reply: Reply) -> Announced:

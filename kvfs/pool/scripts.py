@@ -25,6 +25,11 @@ class Script:
         return ("EVALSHA", self.sha, 1, key, *arguments)
 
 
+def dated(digest: bytes, mtime_ns: int) -> tuple[str, str]:
+    """Return a digest and a time of modification as the scripts take them."""
+    return digest.hex(), f"{max(0, mtime_ns):019}"
+
+
 def is_unknown(reply: Reply) -> bool:
     """Whether a server replies that it does not know a script."""
     return isinstance(reply, ReplyError) and str(reply).startswith("NOSCRIPT")
@@ -52,20 +57,26 @@ end
 """
 
 # The digest that was announced first stands, unless it was unlinked or only dead nodes have it. But
-# of two objects that each had the name before the index lost its data, the later one stands.
-# Its attributes are those of the last program that has changed them, at any node.
+# of two objects from before a loss of the index, the later one stands. Of two with the same time,
+# the one with the greater digest does. Its attributes are those of the last program that has
+# changed them, at any node.
 # An object that left takes no name; "later": the node knows that it wrote the bytes of the mark
-# again.
+# again. An object in conflict goes with the one that had the name, or if it is earlier than a mark.
 # ARGV: "new", "again" or "later", the digest, its time, the field and value of the owner, "changed"
-# or "same" attributes, then the facts.
+# or "same" attributes, digest and time of the one that it is in conflict with or "", the facts.
 ANNOUNCE = Script(
     _MARK
     + """
 local key, again = KEYS[1], ARGV[1] ~= 'new'
 local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
+if ARGV[7] ~= '' and gone and known ~= ARGV[2] then
+  local digest, latest = string.sub(gone, 1, 32), string.sub(gone, 34)
+  if digest == ARGV[7] or ARGV[8] <= latest then return 'gone' end
+  if digest == ARGV[2] or ARGV[3] <= latest then return 'gone' end
+end
 if known and known ~= ARGV[2] then
   local before = time(redis.call('HGET', key, 'kvfs-mtime-ns'))
-  if not again or ARGV[3] <= before then return 'conflict' end
+  if not again or ARGV[3] .. ARGV[2] < before .. known then return 'conflict' end
 end
 if again and gone and known ~= ARGV[2] then
   local same = ARGV[1] == 'again' and string.sub(gone, 1, 32) == ARGV[2]
@@ -79,12 +90,12 @@ if known and known ~= ARGV[2] then
 end
 if not known then
   redis.call('PERSIST', key)
-  redis.call('HSET', key, unpack(ARGV, 7))
+  redis.call('HSET', key, unpack(ARGV, 9))
   if gone and string.sub(gone, 1, 32) == ARGV[2] and ARGV[3] > string.sub(gone, 34) then
     redis.call('HSET', key, 'gone', string.rep('0', 32) .. string.sub(gone, 33))
   end
 elseif ARGV[6] == 'changed' then
-  for at = 7, #ARGV, 2 do
+  for at = 9, #ARGV, 2 do
     local name = ARGV[at]
     if name == 'kvfs-mode' or name == 'kvfs-uid' or name == 'kvfs-gid' then
       redis.call('HSET', key, name, ARGV[at + 1])

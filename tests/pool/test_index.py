@@ -280,6 +280,45 @@ def test_later_object_stands_after_a_loss_of_the_index(port: int) -> None:
     trio.run(case)
 
 
+def test_greater_digest_stands_of_two_objects_with_the_same_time(port: int) -> None:
+    async def case() -> None:
+        less, more = sorted((b"1", b"2"), key=xxhash.xxh3_128_digest)
+        for pool, order in (("less", (less, more)), ("more", (more, less))):
+            async with index(port, pool) as one:
+                for data, node in zip(order, (A, B), strict=True):
+                    await one.announce([said("@0/x", data, node, fresh=False)])
+                (found,) = await one.find(["@0/x"])
+                assert isinstance(found, PoolEntry)
+                assert found.facts == facts(more)
+
+    trio.run(case)
+
+
+@pytest.mark.parametrize("mtime_ns", [1, 9])
+def test_object_in_conflict_gets_a_name_that_nobody_unlinked(port: int, mtime_ns: int) -> None:
+    async def case() -> None:
+        async with index(port, f"conflict{mtime_ns}") as one:
+            first = unlinked("@0/x", b"1", 5)
+            await one.announce([said("@0/x", b"1", mtime_ns=5)])
+            new = said("@0/x", b"2", B, mtime_ns=mtime_ns)
+            assert await one.announce([new]) == ["conflict"]
+            waits = new._replace(other=first)
+            assert await one.announce([waits]) == ["conflict"]
+            await one.unlink([first])
+            assert await one.announce([waits]) == ["gone"]
+            await one.announce([said("@0/x", b"3", mtime_ns=6)])
+            assert await one.announce([waits]) == ["gone"], "also while a third one has the name"
+            (found,) = await one.find(["@0/x"])
+            assert isinstance(found, PoolEntry)
+            assert found.facts == facts(b"3", 6)
+            after = new._replace(other=unlinked("@0/x", b"3", 6))
+            assert await one.announce([after]) == ["gone" if mtime_ns < 5 else "conflict"]
+            await one.withdraw(A, ["@0/x"])
+            assert await one.announce([after]) == ["gone" if mtime_ns < 5 else "here"]
+
+    trio.run(case)
+
+
 def test_the_last_owner_takes_the_object_along(port: int) -> None:
     async def case() -> None:
         async with index(port, "last") as one:

@@ -20,7 +20,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import trio
 import trio.lowlevel
@@ -37,6 +36,7 @@ from kvfs.core.pool.leaving import NO_DIGEST
 from kvfs.core.pool.listed import ListedNames
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
+from kvfs.core.pool.told import Told
 from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import MoverPool
@@ -52,45 +52,6 @@ STEP = 64  # objects that a rebuild looks at between two turns of the loop
 REBUILD_PAUSE = 0.002  # s between two steps: turns announce 12,000 objects/s, and the loop is free
 AGAIN_S = 1.0  # s after a failure of the index
 DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one more, and stays here
-
-
-class _Told(NamedTuple):
-    """An object as it was before its record changed, and what the index has by its name."""
-
-    key: str
-    version: int
-    digest: bytes
-    indexed: Unlinked  # the object itself, or the one that it is in conflict with
-    link: tuple[int, int]  # the directory and the cookie of its first name
-    shared: bool = True  # changes of its name are for all nodes
-    there: str = ""  # the key at which another node may have stored it, if this node has not
-
-    @classmethod
-    def of(
-        cls,
-        inode: Inode,
-        key: str,
-        *,
-        shared: bool = True,
-        other: Unlinked | None = None,
-        there: str = "",
-    ) -> "_Told":
-        indexed = other or Unlinked(key, inode.digest, inode.backing_mtime_ns)
-        return cls(key, inode.version, inode.digest, indexed, inode.links[0], shared, there)
-
-    def is_still(self, inode: Inode, key: str | None) -> bool:
-        """Whether an object has the same content and key yet."""
-        return self._has_content(inode) and key == self.key
-
-    def _has_content(self, inode: Inode) -> bool:
-        return inode.version == self.version and self.digest in {b"", inode.digest}
-
-    def leaves(self, ino: int, batch: Batch) -> bool:
-        """Whether an object loses its content or its name in a batch."""
-        inode = batch.inode(ino)
-        if inode is None or not self._has_content(inode):
-            return True
-        return self.link not in inode.links or batch.renames(*self.link)
 
 
 class Announcer:
@@ -123,7 +84,7 @@ class Announcer:
         self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
-        self._told: dict[int, _Told] = {}
+        self._told: dict[int, Told] = {}
         # Modes and owners before the present changes, also of objects that only other nodes have
         self._attributes: dict[int, tuple[int, int, int]] = {}
         self._telling_since = math.inf  # trio's time of the oldest change in this turn
@@ -176,7 +137,7 @@ class Announcer:
                 return
             other = Unlinked(key, NO_DIGEST, known.backing_mtime_ns + 1)
         there = self._elsewhere(known, key)
-        self._told[ino] = _Told.of(known, key, shared=shared, other=other, there=there)
+        self._told[ino] = Told.of(known, key, shared=shared, other=other, there=there)
         self.entries.leaving.changes(key, ino)
 
     def committing(self, batch: Batch) -> None:
@@ -212,7 +173,7 @@ class Announcer:
             return ""
         return self.entries.key_in(bucket.keys, key)
 
-    def _delete_elsewhere(self, left: _Told, batch: Batch) -> None:
+    def _delete_elsewhere(self, left: Told, batch: Batch) -> None:
         """Delete an object that another node has stored, once: that node may be dead."""
         if left.there:
             digest = left.indexed.digest
@@ -382,7 +343,7 @@ class Announcer:
     async def _tell(
         self,
         inos: Sequence[int],
-        told: Mapping[int, _Told],
+        told: Mapping[int, Told],
         dropped: Collection[int],
         attributes: Mapping[int, tuple[int, int, int]],
     ) -> None:
@@ -392,7 +353,7 @@ class Announcer:
         attributes: modes and owners before the changes.
         """
         me = self.peers.me()
-        gone: dict[int, _Told] = {}
+        gone: dict[int, Told] = {}
         here: set[int] = set()
         left: list[str] = []
         new: list[tuple[int, Announcement]] = []
@@ -416,7 +377,8 @@ class Announcer:
                 inode is not None and ino in attributes and attributes[ino] != _attributes(inode)
             )
             if inode is not None and wanted is not None:
-                new.append((ino, wanted._replace(changed=changed)))
+                other = None if ino in gone else self.objects.others.get(ino)
+                new.append((ino, wanted._replace(changed=changed, other=other)))
                 self.objects.in_turn[ino] = wanted.key
             elif inode is not None and inode.in_pool and changed:
                 self._attributes.setdefault(ino, attributes[ino])  # told with the copy
@@ -441,7 +403,7 @@ class Announcer:
         await self._announce(new)
         self._save_left(gone.values())
 
-    def _save_left(self, gone: Iterable[_Told]) -> None:
+    def _save_left(self, gone: Iterable[Told]) -> None:
         """Write the names that left without a batch of their own, as below a renamed directory."""
         try:
             if elsewhere := [one for one in gone if one.there]:

@@ -2,13 +2,24 @@
 
 Contract: `meet` does what follows after the index has refused an announcement. `let_go` drops an
 object that another node has unlinked or replaced. An object in conflict stays at this node only, as
-long as the other one has the name: `IndexedObjects.others` has that one. If a program unlinks,
-renames or rewrites an object in conflict, the other one loses the name for all nodes.
+long as the other one has the name: `IndexedObjects.others` has that one. `run` asks the index about
+AT_ONCE objects in conflict every AGAIN_S seconds, in turn, and `compare` judges an answer:
+
+- If no live node has the other one, the object is announced again, and gets the name.
+- If a program has unlinked, renamed or rewritten the other one, the object goes as well: it was
+  written before that. So does one that is earlier than any object that left the name.
+- After a loss of the index, the object counts as one that had the name. The later one stands then.
+
+If a program here unlinks, renames or rewrites an object in conflict, the other one loses the name
+for all nodes. The object that it writes then has no conflict, whatever its time.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
+
+import trio
 
 from kvfs.catalog import Inode
 from kvfs.core.ledger.ledger import Ledger
@@ -16,9 +27,13 @@ from kvfs.core.pool.indexed import IndexedObjects
 from kvfs.core.pool.news import News
 from kvfs.core.pool.peers import Peers
 from kvfs.errors import KvfsError
-from kvfs.pool.index import LONG, Announcement, GoneEntry, Index, Unlinked
+from kvfs.pool.errors import IndexDownError
+from kvfs.pool.index import LONG, Announcement, GoneEntry, Index, PoolEntry, Unlinked
 
 log = logging.getLogger(__name__)
+
+AGAIN_S = 2.0  # s between two questions about objects in conflict
+AT_ONCE = 64  # objects in one question: 32 requests/s of a node, however many are in conflict
 
 
 class Conflicts:
@@ -41,6 +56,53 @@ class Conflicts:
         self.announce = announce
         self.counters = Counter({"conflicts": 0, "stale": 0})
 
+    async def run(self) -> None:
+        """Ask the index about objects in conflict, for ever."""
+        while True:
+            await trio.sleep(AGAIN_S)
+            try:
+                await self._ask()
+            except IndexDownError as error:
+                log.debug("objects in conflict are compared later: %s", error)
+
+    async def _ask(self) -> None:
+        """Compare some objects in conflict with the index. Raises IndexDownError."""
+        others = self.objects.others
+        inos = list(islice(others, AT_ONCE))
+        for ino in inos:
+            others[ino] = others.pop(ino)  # the others come first next time
+        asked = [ino for ino in inos if self._is_shared(ino)]
+        entries = await self.index.find([others[ino].key for ino in asked], patience=LONG)
+        for ino, entry in zip(asked, entries, strict=True):
+            await self.compare(ino, entry)
+
+    def _is_shared(self, ino: int) -> bool:
+        inode = self.ledger.table.inode(ino)
+        return inode is not None and self.objects.entries.is_shared(inode)
+
+    async def compare(self, ino: int, entry: PoolEntry | GoneEntry | None) -> None:
+        """Announce an object in conflict again if the other one may have lost the name.
+
+        The index decides, as at its first announcement. Raises IndexDownError.
+        """
+        other, inode = self.objects.others.get(ino), self.ledger.table.inode(ino)
+        if other is None or inode is None:
+            return
+        # A node that only failed lately keeps the name: perhaps this node lacks the network.
+        if not (
+            isinstance(entry, PoolEntry)
+            and entry.facts.digest == other.digest != inode.digest
+            and await self.peers.alive(entry, failed_too=True)
+        ):
+            self.announce(ino)
+
+    def leaves(self, inode: Inode, gone: GoneEntry) -> bool:
+        """Whether this node lets an object go that the index has unlinked or replaced."""
+        covers = gone.covers(inode.digest, inode.backing_mtime_ns)
+        if (other := self.objects.others.get(inode.ino)) is not None:
+            return covers or gone.covers(*other[1:])
+        return covers and not self.objects.is_fresh(inode)
+
     async def meet(self, ino: int, wanted: Announcement) -> None:
         """Do what follows if another object has the name. Raises IndexDownError.
 
@@ -51,25 +113,28 @@ class Conflicts:
         if isinstance(entry, GoneEntry):
             self.announce(ino)
             return
-        if entry is None:  # no entry that kvfs would have written
-            self._note(ino, wanted)
+        mine = Unlinked(wanted.key, wanted.facts.digest, wanted.facts.mtime_ns)
+        if entry is None:  # it has just been withdrawn, or is none that kvfs would have written
+            self._enter(ino, wanted, mine)
             return
         other = Unlinked(wanted.key, entry.facts.digest, entry.facts.mtime_ns)
         if not await self.peers.alive(entry):
             # A node that seems dead may only lack its lease for a moment, and keeps its object.
             await self.index.unlink([other], remembered=0)
             self.announce(ino)
-        elif not wanted.fresh and other.mtime_ns > wanted.facts.mtime_ns:
+        elif not wanted.fresh and (other.mtime_ns, other.digest) > (mine.mtime_ns, mine.digest):
             self.let_go(ino, wanted.facts.digest)
-        elif self.objects.others.get(ino) != other:  # else it was counted
-            self.objects.others[ino] = other
-            self._note(ino, wanted)
+        else:
+            self._enter(ino, wanted, other)
 
-    def _note(self, ino: int, wanted: Announcement) -> None:
+    def _enter(self, ino: int, wanted: Announcement, other: Unlinked) -> None:
         """Count an object that stays out of the pool; tell of one in each directory now and then.
 
         Two nodes with the same names in a directory may have many such objects.
         """
+        if self.objects.others.get(ino) == other:  # it was counted
+            return
+        self.objects.others[ino] = other
         self.counters["conflicts"] += 1
         catalog, folder = self.ledger.catalog, wanted.key.rpartition("/")[0]
         path, count = catalog.path_of(ino), self.counters["conflicts"]
@@ -87,11 +152,14 @@ class Conflicts:
             return
         log.info("%s: another node has unlinked or replaced it", self.ledger.catalog.named(ino))
         self.counters["stale"] += 1
+        other = self.objects.others.pop(ino, None)  # the drop is to hide no later object
         try:
             self._leave_bucket(inode)
             self.ledger.removals.drop(inode, "stale", stored=False)  # the rest of a group stays
         except KvfsError as error:
             log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
+            if other is not None:
+                self.objects.others[ino] = other
 
     def _leave_bucket(self, inode: Inode) -> None:
         """Delete an object from the bucket, unless its key has another one by now.

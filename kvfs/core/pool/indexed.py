@@ -162,7 +162,9 @@ class IndexedObjects:
         self._written.discard(ino)
 
     def lost(self) -> None:
-        """Note that the index has lost its data."""
+        """Note that the index has lost its data: objects in conflict are no later than others."""
+        self._written.difference_update(self.others)
+        self._taken.difference_update(self.others)
         self._earlier |= self.announced
         self.announced.clear()
         self._folders.clear()

@@ -6,6 +6,7 @@ a lease, or one that has begun anew since, is no owner. Not for reads, which rem
 (`lookup`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -13,14 +14,16 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import PoolEntry
+from kvfs.pool.index import GoneEntry, PoolEntry
+
+Leaves = Callable[[Inode, GoneEntry], bool]
 
 
-async def owners(lookup: PoolLookup, inode: Inode, wait: float) -> dict[str, Any]:
+async def owners(lookup: PoolLookup, leaves: Leaves, inode: Inode, wait: float) -> dict[str, Any]:
     """Describe the entry of a file: its kind, and the live nodes that have the file.
 
     entry: `same`, `other` (another object has the name), `gone` (a node has unlinked the object),
-    `none`, or `unknown`. wait: seconds.
+    `none`, or `unknown`. leaves: whether this node lets a file go. wait: seconds.
     """
     if not lookup.entries.is_shared(inode):
         return _described("none", why="its namespace has pool=off on this node")
@@ -31,19 +34,20 @@ async def owners(lookup: PoolLookup, inode: Inode, wait: float) -> dict[str, Any
         return _described("none", why="not announced: mostly holes")
     with trio.move_on_after(wait):
         try:
-            return await _ask(lookup, inode, key, wait)
+            return await _ask(lookup, leaves, inode, key, wait)
         except IndexDownError as error:
             return _described("unknown", why=str(error))
     return _described("unknown", why=f"no answer of the index within {wait:g} s")
 
 
-async def _ask(lookup: PoolLookup, inode: Inode, key: str, wait: float) -> dict[str, Any]:
+async def _ask(
+    lookup: PoolLookup, leaves: Leaves, inode: Inode, key: str, wait: float
+) -> dict[str, Any]:
     (entry,) = await lookup.index.find([key], patience=wait)
     if entry is None:
         return _described("none")
     if not isinstance(entry, PoolEntry):
-        gone = entry.covers(inode.digest, inode.backing_mtime_ns)
-        return _described("gone" if gone else "none")
+        return _described("gone" if leaves(inode, entry) else "none")
     if entry.facts.digest != inode.digest:
         return _described("other")
     found = _described("same")

@@ -162,13 +162,17 @@ class Peers:
             return None
         return lease
 
-    async def alive(self, entry: PoolEntry) -> bool:
+    async def alive(self, entry: PoolEntry, *, failed_too: bool = False) -> bool:
         """Whether another node with a lease has the object, and did not fail lately.
 
-        Raises IndexDownError.
+        failed_too: nodes that failed lately count. Raises IndexDownError.
         """
         mine = self.me().node
-        owners = [one for one in entry.owners if one.node != mine and not self._is_out(one.node)]
+        owners = [
+            one
+            for one in entry.owners
+            if one.node != mine and (failed_too or not self._is_out(one.node))
+        ]
         await self._look([owner.node for owner in owners])
         leases = [(owner, self._lease(owner.node)) for owner in owners]
         return any(

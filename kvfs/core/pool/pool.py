@@ -151,6 +151,7 @@ class Pool:
             await self._serve_once()
             nursery.start_soon(self.peers.run)
             nursery.start_soon(self.announcer.run)
+            nursery.start_soon(self.announcer.conflicts.run)
             nursery.start_soon(self.nodes.run)
             nursery.start_soon(self.switches.run)
             nursery.start_soon(self.offering.run)
@@ -295,7 +296,8 @@ class Pool:
 
     async def owners(self, inode: Inode) -> Mapping[str, Any]:
         """The nodes that have a file, for `kvfs stat`. It waits for the index as an open does."""
-        return await owners(self.lookup, inode, self.ledger.tiers.nodes.wait)
+        leaves = self.announcer.conflicts.leaves
+        return await owners(self.lookup, leaves, inode, self.ledger.tiers.nodes.wait)
 
     def status(self) -> Mapping[str, Any]:
         """The state, for `kvfs status`."""

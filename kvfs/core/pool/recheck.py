@@ -6,9 +6,9 @@ object that the index does not have stays, and is announced again: an index may 
 object that another node has written as well, with the same bytes, after it had replaced the name.
 An object goes if the index says that it, or a later one, was unlinked, or that a later one has its
 name. If an earlier one has it, the object is announced again, and the index decides: it may be
-lost, or a clock behind. But an object stays if it changes between question and answer. The name of
-an object that is only elsewhere goes as soon as no live node has it, and gets the mode and owner
-that the index has.
+lost, or a clock behind. But an object stays if it changes between question and answer. Of an object
+in conflict, `pool/conflicts` compares the other one. The name of an object that is only elsewhere
+goes as soon as no live node has it, and gets the mode and owner that the index has.
 """
 
 import logging
@@ -70,7 +70,8 @@ class Recheck:
             self._doubting = False
 
     def _is_known(self, inode: Inode) -> bool:
-        return inode.in_pool or inode.ino in self.announcer.objects.announced
+        objects = self.announcer.objects
+        return inode.in_pool or inode.ino in objects.announced or inode.ino in objects.others
 
     async def stands(self, inode: Inode) -> bool:
         """Whether the name still means an announced object, which goes if not.
@@ -107,6 +108,8 @@ class Recheck:
             (entry,) = await self.announcer.index.find([key], patience=LONG)
             if inode is not None and inode.in_pool:
                 await self._expect_there(inode, entry)
+            elif ino in self.announcer.objects.others:
+                await self.announcer.conflicts.compare(ino, entry)
             elif settled is None or self.announcer.settled(ino, key) is not settled:
                 return
             elif entry is None:
@@ -148,5 +151,5 @@ class Recheck:
 
 def _replaces(entry: PoolEntry, inode: Inode) -> bool:
     """Whether the index has another object by the name, which is not an earlier one."""
-    earlier = entry.facts.mtime_ns < inode.backing_mtime_ns
-    return entry.facts.digest != inode.digest and not earlier
+    there = entry.facts.mtime_ns, entry.facts.digest
+    return there > (inode.backing_mtime_ns, inode.digest) and there[1] != inode.digest

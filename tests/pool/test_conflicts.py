@@ -1,0 +1,165 @@
+"""Two nodes write the same name with different bytes, and then the first object leaves the pool."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.conftest import Mount
+from tests.harness import KVFS, Mounted, wait_for
+from tests.pool.test_two_nodes import (
+    absent,
+    announced,
+    drop,
+    gets,
+    in_conflict,
+    node,
+    port_of,
+    read,
+    write,
+)
+
+KEY = "kvfs:kv:o:@0/block"
+
+
+def count(kv: Mounted, name: str) -> int:
+    found: int = kv.status()["pool"]["counters"][name]
+    return found
+
+
+def in_conflict_earlier(_: str, a: Mounted, b: Mounted) -> None:
+    """As `in_conflict`, but b writes its object before a does, and closes it later."""
+    with (b.path / "block").open("wb") as file:
+        file.write(b"of b")
+        file.flush()
+        write(a, "block", b"of a")
+        a.idle()  # a node announces an object again after its copy to NVMe
+        wait_for(lambda: not a.status()["pool"]["lag_s"], "all is announced")
+    wait_for(lambda: count(b, "conflicts") == 1, "b notices")
+
+
+Conflict = Callable[[str, Mounted, Mounted], None]
+ORDERS = pytest.mark.parametrize(
+    "conflict", [in_conflict, in_conflict_earlier], ids=["later", "earlier"]
+)
+
+
+def settled(kv: Mounted) -> None:
+    kv.idle()
+    wait_for(lambda: not kv.status()["pool"]["lag_s"], "all is announced")
+
+
+def stat_of(path: Path) -> str:
+    """Return the words of `kvfs stat`; an empty text if there is no file."""
+    words = [*KVFS, "stat", str(path)]
+    return subprocess.run(words, check=False, capture_output=True, text=True).stdout
+
+
+@ORDERS
+@pytest.mark.parametrize("how", ["evicted", "unmounted"])
+def test_object_in_conflict_gets_the_name_that_no_node_has(
+    pool: str, mount: Mount, how: str, conflict: Conflict
+) -> None:
+    """Nobody looks at it meanwhile."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    c = node(mount, pool, "c")
+    conflict(pool, a, b)
+    settled(b)
+    if how == "evicted":
+        drop(a, "block")
+    else:
+        a.umount("--now")
+    wait_for(lambda: announced(b) == 1, "b announces its own")
+    assert ", this node)" in stat_of(b.path / "block")
+    for kv in (c, b) if how == "unmounted" else (a, c, b):
+        gets(kv, "block", b"of b")
+
+
+def change(path: Path, how: str) -> None:
+    """Take the name from the object of this node."""
+    if how == "unlink":
+        path.unlink()
+    elif how == "rename":
+        path.rename(path.with_name("elsewhere"))
+    elif how == "rewrite":
+        path.write_bytes(b"new of a")
+    else:
+        other = path.with_name("other")
+        other.write_bytes(b"new of a")
+        other.rename(path)
+
+
+@ORDERS
+@pytest.mark.parametrize("how", ["unlink", "rename", "rewrite", "replace"])
+def test_object_in_conflict_goes_with_a_change_of_the_first_one(
+    pool: str, mount: Mount, how: str, conflict: Conflict
+) -> None:
+    """Nobody looks at it meanwhile."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    c = node(mount, pool, "c")
+    conflict(pool, a, b)
+    settled(b)
+    change(a.path / "block", how)
+    wait_for(lambda: count(b, "stale") == 1, "b lets its own go")
+    for kv in (a, b, c):
+        if how in {"unlink", "rename"}:
+            wait_for(lambda: absent(kv.path / "block"), "no node has it")  # noqa: B023
+        else:
+            gets(kv, "block", b"new of a")
+
+
+def test_stat_never_calls_an_object_that_goes_unannounced(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    in_conflict(pool, a, b)
+    settled(b)
+    (a.path / "block").unlink()
+
+    def is_gone() -> bool:
+        told = stat_of(b.path / "block")
+        assert "not announced yet" not in told
+        return not told and absent(b.path / "block")
+
+    wait_for(is_gone, "b lets its own go")
+    assert redis.Redis(port=port_of(pool)).hkeys(KEY) == [b"gone"]
+
+
+@pytest.mark.parametrize("when", ["before b knows it", "after b knows it"])
+def test_object_written_after_the_unlink_is_announced(pool: str, mount: Mount, when: str) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    in_conflict(pool, a, b)
+    (a.path / "block").unlink()
+    if when == "after b knows it":
+        wait_for(lambda: count(b, "stale") == 1, "b lets its own go")
+    (b.path / "block").write_bytes(b"new of b")
+    gets(a, "block", b"new of b")
+    settled(b)
+    assert read(b.path / "block") == b"new of b"
+    assert announced(b) == 1
+
+
+@ORDERS
+def test_later_object_in_conflict_stands_after_a_loss_of_the_index(
+    pool: str, mount: Mount, conflict: Conflict
+) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    c = node(mount, pool, "c")
+    conflict(pool, a, b)
+    settled(b)
+    for kv in (a, b, c):
+        kv.allow_log("the pool's index")
+    redis.Redis(port=port_of(pool)).flushall()
+    later = b"of b" if conflict is in_conflict else b"of a"
+    for kv in (a, b, c):
+
+        def told(kv: Mounted = kv) -> bool:
+            found = read(kv.path / "block")
+            assert found in {None, b"of a", b"of b"}
+            return found == later
+
+        wait_for(told, "the later one stands")
+    for kv in (a, b, c):
+        settled(kv)
+    for kv in (a, b, c):
+        assert read(kv.path / "block") == later
