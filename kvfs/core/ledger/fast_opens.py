@@ -260,9 +260,12 @@ class FastOpens:
     def take_record(self, inode: Inode) -> None:
         """Take an object out whose record, in memory this one, is about to change.
 
-        Opens of objects that were taken out count first: their records may be about to go.
+        Opens of objects that were taken out count first: their records may be about to go. A copy
+        of an open object's record must not change: the object's close would undo it.
         """
         self._take_record(inode)
+        held = self.table.peek(inode.ino)
+        assert held is None or held.inode is inode, f"{inode} is a copy, not the record of {held}"
         if self._seen:
             self.see()
 
