@@ -103,9 +103,9 @@ def again_and_again(do: Callable[[int], None]) -> Iterator[list[float]]:
     finally:
         end.set()
         thread.join(60)
+        if problems:  # a wait of the block may have timed out for that, and would be tried again
+            raise problems[0]
     assert not thread.is_alive(), "it hangs"
-    if problems:
-        raise problems[0]
 
 
 def opens(path: Path, answers: list[tuple[float, bytes | None]]) -> threading.Thread:
