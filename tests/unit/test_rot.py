@@ -4,8 +4,10 @@ Files rot here as on a disk: one byte changes, and nothing else shows it.
 """
 
 import errno
+import fcntl
 import os
 import random
+import signal
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -950,6 +952,31 @@ def test_a_version_that_is_written_again_has_no_former_digest_and_no_former_copy
         await made.dispatcher.trash.empty()
         assert await made.read(inode.ino) == BYTES[::-1]
         await made.check_at_rest()
+
+    run(case)
+
+
+def test_takeover_of_a_file_of_which_a_process_has_a_lease(
+    made: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that kvfs lent the file to can take one: only that file cannot be opened."""
+
+    async def case() -> None:
+        inode = await made.store(b"a", BYTES, made.fast)
+        made.restart(crash=True)
+        with made.catalog.batch() as batch:
+            batch.mark_unfinished(inode.ino)
+        lent = made.fast.open(inode.ino, inode.version, writable=True)
+        before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the kernel asks for the lease
+        fcntl.fcntl(lent, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        try:
+            takeover.adopt(made.objects, [])
+        finally:
+            fcntl.fcntl(lent, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+            signal.signal(signal.SIGIO, before)
+            os.close(lent)
+        assert "its file cannot be opened again: ram tier: a process has a lease" in caplog.text
+        assert await made.read(inode.ino) == BYTES
 
     run(case)
 

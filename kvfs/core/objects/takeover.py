@@ -18,7 +18,7 @@ from kvfs.core.ledger import recovery
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.objects import Objects
-from kvfs.errors import KvfsError, NotFoundError, TierError
+from kvfs.errors import InUseError, KvfsError, NotFoundError, TierError
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def _file(ledger: Ledger, inode: Inode, tier: Tier, *, writable: bool) -> int:
     """Open the backing file; -1 if that fails, which its reader or the seal will find."""
     try:
         return tier.open(inode.ino, inode.version, writable=writable)
-    except (NotFoundError, TierError) as error:
+    except (NotFoundError, InUseError, TierError) as error:
         what = ledger.catalog.named(inode.ino)
         log.error("%s was open, and its file cannot be opened again: %s", what, error)
         return -1
