@@ -306,16 +306,20 @@ class Index:
         ]
         return any(_text(reply) == "gone" for reply in await self.ask(commands, LONG))
 
-    async def unlink(self, gone: Sequence[Unlinked], remembered: int = GONE_S) -> list[bool]:
+    async def unlink(
+        self, gone: Sequence[Unlinked], remembered: int = GONE_S, *, again: bool = False
+    ) -> list[bool]:
         """Say that these objects, and earlier ones, were unlinked or replaced, for all nodes.
 
         remembered: seconds for which nodes that have such an object, or an earlier one of its name,
-        let it go; 0: they keep it. Returns whether no object has each name now.
+        let it go; 0: they keep it. again: the index has lost it. Returns whether no object has each
+        name now.
         """
         commands: list[tuple[str, Command]] = []
         for one in gone:
             name, dated = self._object(one.key), scripts.dated(one.digest, one.mtime_ns)
-            commands.append((name, scripts.UNLINK.call(name, *dated, remembered, GONE_S)))
+            digest = "0" * len(dated[0]) if again else dated[0]
+            commands.append((name, scripts.UNLINK.call(name, *dated, remembered, GONE_S, digest)))
         return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:

@@ -62,6 +62,7 @@ end
 # changed them, at any node.
 # An object that left takes no name; "later": the node knows that it wrote the bytes of the mark
 # again. An object in conflict goes with the one that had the name, or if it is earlier than a mark.
+# It stays if the node of the mark tells it again: the object may have been written since.
 # ARGV: "new", "again" or "later", the digest, its time, the field and value of the owner, "changed"
 # or "same" attributes, digest and time of the one that it is in conflict with or "", the facts.
 ANNOUNCE = Script(
@@ -70,9 +71,9 @@ ANNOUNCE = Script(
 local key, again = KEYS[1], ARGV[1] ~= 'new'
 local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
 if ARGV[7] ~= '' and gone and known ~= ARGV[2] then
-  local digest, latest = string.sub(gone, 1, 32), string.sub(gone, 34)
-  if digest == ARGV[7] or ARGV[8] <= latest then return 'gone' end
-  if digest == ARGV[2] or ARGV[3] <= latest then return 'gone' end
+  local digest = string.sub(gone, 1, 32)
+  if digest == ARGV[7] or digest == ARGV[2] then return 'gone' end
+  if ARGV[3] <= string.sub(gone, 34) then return 'gone' end
 end
 if known and known ~= ARGV[2] then
   local before = time(redis.call('HGET', key, 'kvfs-mtime-ns'))
@@ -129,13 +130,14 @@ return 'gone'
 )
 
 # Remove an object with this digest, or an earlier one, for all nodes. ARGV: the digest, its time,
-# seconds to remember it or 0, and those for which a mark is remembered.
+# seconds to remember it or 0, those for which a mark is remembered, and the digest of the mark: 0 if
+# a node tells it again.
 UNLINK = Script(
     _MARK
     + """
 local key = KEYS[1]
 local known, gone = redis.call('HGET', key, 'kvfs-xxh3-128'), redis.call('HGET', key, 'gone')
-if ARGV[3] ~= '0' then gone = marked(gone, ARGV[1], ARGV[2]) end
+if ARGV[3] ~= '0' then gone = marked(gone, ARGV[5], ARGV[2]) end
 if known and known ~= ARGV[1] and time(redis.call('HGET', key, 'kvfs-mtime-ns')) >= ARGV[2] then
   if gone then redis.call('HSET', key, 'gone', gone) end
   return 'other'

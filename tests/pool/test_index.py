@@ -319,6 +319,26 @@ def test_object_in_conflict_gets_a_name_that_nobody_unlinked(port: int, mtime_ns
     trio.run(case)
 
 
+@pytest.mark.parametrize("digest", [b"1", b"2"])
+def test_object_in_conflict_stays_at_an_unlink_that_is_told_again(port: int, digest: bytes) -> None:
+    """The index has lost the unlink. The object may have been written after it."""
+
+    async def case() -> None:
+        async with index(port, f"told{digest.decode()}") as one:
+            first = unlinked("@0/x", b"1", 5)
+            await one.announce([said("@0/x", b"1", fresh=False, mtime_ns=5)])
+            new = said("@0/x", b"3", B, mtime_ns=9)
+            assert await one.announce([new]) == ["conflict"]
+            assert await one.unlink([unlinked("@0/x", digest, 6)], again=True) == [True]
+            assert await one.announce([new._replace(other=first)]) == ["here"]
+            again = said("@0/x", b"1", fresh=False, mtime_ns=5)
+            assert await one.announce([again]) == ["conflict"]
+            await one.withdraw(B, ["@0/x"])
+            assert await one.announce([again]) == ["gone"]
+
+    trio.run(case)
+
+
 def test_the_last_owner_takes_the_object_along(port: int) -> None:
     async def case() -> None:
         async with index(port, "last") as one:

@@ -1135,6 +1135,36 @@ def test_drop_that_the_index_has_not_learned_of_outlives_the_mount(
         wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
 
 
+@pytest.mark.parametrize("seen", [False, True])
+@pytest.mark.parametrize("renamed", [False, True])
+def test_object_written_while_the_index_is_down_stays(
+    pool: str, tmp_path: Path, mount: Mount, *, renamed: bool, seen: bool
+) -> None:
+    """A program had unlinked the name, and the index comes back without its data.
+
+    Then another node that has not seen the unlink may announce the first object before.
+    """
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    names = [f"block{number}" for number in range(20)]
+    for name in names:
+        write(a, name, b"first")
+        gets(b, name, b"first")
+    for name in names:
+        (a.path / name).unlink()
+    for name in names if seen else ():
+        wait_for(partial(absent, b.path / name), "b knows it")
+    is_down(pool, a, b)
+    for name in names:
+        path = a.path / (f"{name}.new" if renamed else name)
+        path.write_bytes(name.encode())
+        if renamed:
+            path.rename(a.path / name)
+    with server(tmp_path / "again", port_of(pool)):
+        for name in names:
+            gets(b, name, name.encode())
+        assert [read(a.path / name) for name in names] == [name.encode() for name in names]
+
+
 def is_down(pool: str, *nodes: Mounted) -> None:
     """Let the index end, and wait until these nodes know it."""
     redis.Redis(port=port_of(pool)).shutdown(nosave=True)

@@ -317,7 +317,8 @@ class Announcer:
         left = list(self.entries.leaving.recent())
         while left:
             try:
-                await self.index.unlink(self.entries.leaving.still_left(left[:AT_ONCE]))
+                some = self.entries.leaving.still_left(left[:AT_ONCE])
+                await self.index.unlink(some, again=True)
                 del left[:AT_ONCE]
             except IndexDownError as error:
                 log.debug("names that left are told again later: %s", error)

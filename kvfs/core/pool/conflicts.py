@@ -7,7 +7,8 @@ AT_ONCE objects in conflict every AGAIN_S seconds, in turn, and `compare` judges
 
 - If no live node has the other one, the object is announced again, and gets the name.
 - If a program has unlinked, renamed or rewritten the other one, the object goes as well: it was
-  written before that. So does one that is earlier than any object that left the name.
+  written before that. So does one that is earlier than any object that left the name. It stays if
+  a node tells an index that has lost its data of an earlier unlink.
 - After a loss of the index, the object counts as one that had the name. The later one stands then.
 
 If a program here unlinks, renames or rewrites an object in conflict, the other one loses the name
@@ -100,7 +101,7 @@ class Conflicts:
         """Whether this node lets an object go that the index has unlinked or replaced."""
         covers = gone.covers(inode.digest, inode.backing_mtime_ns)
         if (other := self.objects.others.get(inode.ino)) is not None:
-            return covers or gone.covers(*other[1:])
+            return covers or gone.digest == other.digest
         return covers and not self.objects.is_fresh(inode)
 
     async def meet(self, ino: int, wanted: Announcement) -> None:
