@@ -80,14 +80,6 @@ class Owner(NamedTuple):
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class PoolEntry:
-    """One object in the index: its facts, and the nodes that have it."""
-
-    facts: Facts
-    owners: tuple[Owner, ...] = ()
-
-
 class Life(NamedTuple):
     """One life of a node, from a mount to an unmount."""
 
@@ -115,6 +107,15 @@ class GoneEntry:
     def covers(self, digest: bytes, mtime_ns: int) -> bool:
         """Whether an object of this digest and time has lost the name."""
         return digest == self.digest or mtime_ns <= self.mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEntry:
+    """One object in the index: its facts, the nodes that have it, and what had its name before."""
+
+    facts: Facts
+    owners: tuple[Owner, ...] = ()
+    gone: GoneEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,13 +495,14 @@ def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
     Raises MetadataError for one that is malformed.
     """
     fields = _pairs(reply)
+    told = _GONE.fullmatch(fields.get("gone", ""))
+    gone = None if told is None else GoneEntry(bytes.fromhex(told[1]), int(told[2]))
     if "kvfs-xxh3-128" not in fields:
-        gone = _GONE.fullmatch(fields.get("gone", ""))
-        return None if gone is None else GoneEntry(bytes.fromhex(gone[1]), int(gone[2]))
+        return gone
     facts = {name: value for name, value in fields.items() if name.startswith("kvfs-")}
     size = facts.get("kvfs-stored-size", "")
     head = Head(int(size) if _SIZE.fullmatch(size.encode()) else -1, "", 0.0, facts)
-    return PoolEntry(Facts.of_head(key, head), tuple(_owners(fields)))
+    return PoolEntry(Facts.of_head(key, head), tuple(_owners(fields)), gone)
 
 
 def _owners(fields: Mapping[str, str]) -> Iterator[Owner]:

@@ -130,8 +130,8 @@ return 'gone'
 )
 
 # Remove an object with this digest, or an earlier one, for all nodes. ARGV: the digest, its time,
-# seconds to remember it or 0, those for which a mark is remembered, and the digest of the mark: 0 if
-# a node tells it again.
+# seconds to remember it or 0, those for which a mark is remembered, and the digest of the mark: 0
+# if a node tells it again.
 UNLINK = Script(
     _MARK
     + """

@@ -670,7 +670,7 @@ def test_peer_that_hangs_is_a_miss_within_the_wait(pool: str, mount: Mount) -> N
 def test_writer_of_a_name_that_another_node_unlinks_makes_a_file(
     pool: str, mount: Mount, *, known: bool
 ) -> None:
-    """Whatever the kernel knows of the name."""
+    """The kernel may know the name yet."""
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     index = redis.Redis(port=port_of(pool))
     for number in range(8):
@@ -1133,6 +1133,30 @@ def test_drop_that_the_index_has_not_learned_of_outlives_the_mount(
     a.remount(f"{a.options},pool_required=off")
     with server(tmp_path / "again", port_of(pool)):
         wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_name_whose_unlink_a_node_has_seen_does_not_come_back_there(
+    pool: str, mount: Mount, *, listed: bool
+) -> None:
+    """The index has lost its data, and another node announces its object from before."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    index, key = redis.Redis(port=port_of(pool)), "kvfs:kv:o:@0/block"
+    write(a, "block", b"old")
+    a.idle()
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
+    old = index.hgetall(key)
+    (a.path / "block").unlink()
+    wait_for(partial(index.hexists, key, "gone"), "the index knows it")
+    wait_for(partial(absent, b.path / "block"), "b knows it")
+    index.delete(key)
+    index.hset(key, items=[word for pair in old.items() for word in pair])
+    index.sadd("kvfs:kv:d:@0/", "block")
+    for _ in range(100):
+        assert not listed or os.listdir(b.path) == []
+        assert absent(b.path / "block")
+    (b.path / "block").write_bytes(b"new")
+    assert read(b.path / "block") == b"new"
 
 
 @pytest.mark.parametrize("seen", [False, True])

@@ -89,7 +89,10 @@ class PoolListing:
             old = [key for key, entry in zip(objects, found, strict=True) if entry is None]
             await self.lookup.index.unlist_names((folder, key[len(folder) :]) for key in old)
             for key, entry in zip(objects, found, strict=True):
-                if isinstance(entry, PoolEntry) and await self._is_usable(entry):
+                self.lookup.marks.note(key, entry)
+                if not isinstance(entry, PoolEntry) or self.lookup.marks.brings_back(key, entry):
+                    continue
+                if await self._is_usable(entry):
                     self.lookup.remember(key, entry)
                     self.entries.enter(ino, new[key], key, entry)
             await trio.lowlevel.checkpoint()

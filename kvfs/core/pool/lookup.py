@@ -16,6 +16,7 @@ import trio
 from kvfs.catalog import ROOT_INO
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.entries import PoolEntries
+from kvfs.core.pool.marks import SeenMarks
 from kvfs.core.pool.peers import Peers
 from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError
@@ -43,6 +44,7 @@ class PoolLookup:
         self.counters = Counter({"lookups": 0, "found": 0, "absent_cached": 0, "failures": 0})
         self.found: OrderedDict[str, PoolEntry] = OrderedDict()  # the last answers, by key
         self._gone: OrderedDict[str, GoneEntry] = OrderedDict()  # the last answers of this kind
+        self.marks = SeenMarks()
         self._absent: LastSeen[str] = LastSeen()
         self._asking: dict[str, trio.Event] = {}
         self._quiet_until = 0.0
@@ -79,6 +81,9 @@ class PoolLookup:
         top = escape(name) if parent == ROOT_INO and folder else ""
         entry, listed, switch = await self.index.look(key, folder, top)
         self.note_gone(key, entry)
+        if isinstance(entry, PoolEntry) and self.marks.brings_back(key, entry):
+            self._absent.note(key)
+            return
         if switch.version > 1:
             folder = self.entries.top_folder(name, switch.version)
             (listed,) = await self.index.have_names([folder], patience=PATIENCE)
@@ -147,6 +152,7 @@ class PoolLookup:
 
     def note_gone(self, key: str, entry: PoolEntry | GoneEntry | None) -> None:
         """Remember that an object was unlinked or replaced: the bucket may have it yet."""
+        self.marks.note(key, entry)
         if not isinstance(entry, GoneEntry):
             self._gone.pop(key, None)
             return

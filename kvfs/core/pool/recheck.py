@@ -106,6 +106,7 @@ class Recheck:
                 return
             settled = self.announcer.settled(ino, key)
             (entry,) = await self.announcer.index.find([key], patience=LONG)
+            self.announcer.lookup.marks.note(key, entry)
             if inode is not None and inode.in_pool:
                 await self._expect_there(inode, entry)
             elif ino in self.announcer.objects.others:
