@@ -666,6 +666,24 @@ def test_peer_that_hangs_is_a_miss_within_the_wait(pool: str, mount: Mount) -> N
     wait_for(lambda: read(b.path / "block") == b"x" * MIB, "the peer answers again")
 
 
+def test_writer_makes_no_file_of_a_name_whose_node_hangs(pool: str, mount: Mount) -> None:
+    """The node of the object would lose it."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    wait_for(lambda: not absent(b.path / "block"), "it is found")
+    workers = Nginx(runtime.runtime_dir(a.path) / "nginx").pids
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(FileNotFoundError):
+            os.open(b.path / "block", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    finally:
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
+    gets(b, "block", b"x" * MIB)
+    assert read(a.path / "block") == b"x" * MIB
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_writer_of_a_name_that_another_node_unlinks_makes_a_file(
     pool: str, mount: Mount, *, known: bool

@@ -3,7 +3,8 @@
 import os
 import random
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,17 @@ def made(s3: Server, bucket: str, mount: Mount) -> Make:
     return make
 
 
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory with a name that is short enough for the address of a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="kvfs-test-") as name:
+        yield Path(name)
+
+
 def test_movers_leave_no_directory_behind(
-    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Make, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have a socket in one, and a daemon that is killed does not remove it."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     kv = made()
     for number in range(3):

@@ -29,7 +29,7 @@ from kvfs.core.ledger.stream import Stream
 from kvfs.core.moves.transfers import PERIOD, TierTransfers
 from kvfs.core.pool.chunk_digests import ChunkDigests
 from kvfs.core.pool.lookup import PoolLookup
-from kvfs.core.pool.sources import FETCHES, Sources
+from kvfs.core.pool.sources import FETCHES, NotIndexedError, Sources
 from kvfs.core.shared_work import WorkByKey, start_task
 from kvfs.errors import KvfsError, NoSpaceError, NotFoundError, StaleError, TierError
 from kvfs.movement.movers import Moved, MoverPool
@@ -114,12 +114,9 @@ class PoolFetch:
             raise NotFoundError(f"{self._named(inode.ino)} is not here within {wait:g} s")
         if not running.ended.is_set():
             return running.stream
-        try:
-            running.expect_done(self._named(inode.ino))
-        except NotFoundError:
-            if whole:
-                self._send_writer_back(inode)
-            raise
+        if whole and isinstance(running.problem, NotIndexedError):
+            self._send_writer_back(inode)
+        running.expect_done(self._named(inode.ino))
         return None
 
     def _send_writer_back(self, inode: Inode) -> None:
@@ -131,7 +128,7 @@ class PoolFetch:
         if key is not None and self._sent_back.age(key) >= RETRIED:
             self._sent_back.note(key)
             self.entries.forget(inode.ino)
-            raise StaleError(f"no node gives {self._named(inode.ino)} to a writer")
+            raise StaleError(f"{self._named(inode.ino)} was unlinked or replaced")
 
     def _may_stream(self, inode: Inode) -> bool:
         return self.chunks.may_stream(inode) and self.sources.spoiled.age(inode.digest) > SPOILED

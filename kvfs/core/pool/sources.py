@@ -33,6 +33,10 @@ FETCHES = 16  # under way at once, of small objects and of others
 SMALL = 256 << 10  # bytes up to which a thread fetches: a mover takes 1 ms more to begin
 
 
+class NotIndexedError(NotFoundError):
+    """The index has no such object, or another one by its name."""
+
+
 class Found(NamedTuple):
     """An object in the index: its live owners, the best first, and its chunks if they are known."""
 
@@ -69,7 +73,7 @@ class Sources:
     async def _find(self, key: str, inode: Inode) -> Found:
         entry = await self.lookup.entry(key)
         if entry is None or entry.facts.digest != inode.digest or entry.facts.size != inode.size:
-            raise NotFoundError("the index has another object by its name, or none")
+            raise NotIndexedError("the index has another object by its name, or none")
         found = await self.peers.usable(entry)
         # A client of the index could announce a server of its own, without a certificate.
         usable = [(owner, lease) for owner, lease in found if lease.tls or not self._tls]
