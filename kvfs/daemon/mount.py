@@ -6,7 +6,6 @@ Contract: see the package. The parts of a `Mount` exist from `serve` on.
 import logging
 import math
 import multiprocessing
-import multiprocessing.util
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -38,7 +37,7 @@ from kvfs.fairness.fair_queue import Shares
 from kvfs.fuse.passthrough import SLOTS, SlotState  # the C part first, then pyfuse3
 from kvfs.fuse.session import Session, backings_for, create_file, open_file
 from kvfs.live import LiveConfig
-from kvfs.movement.movers import MoverPool
+from kvfs.movement.movers import MoverPool, scratch
 from kvfs.movement.remote import Remote
 from kvfs.templates import Templates
 from kvfs.units import human
@@ -454,8 +453,8 @@ class Mount:
             self.backings.why,
         )
         # The movers for a bucket have a socket there, and a daemon that is killed leaves it behind.
-        scratch = multiprocessing.util.get_temp_dir() if config.s3 else ""
-        self.keeper.send("ready", watchdog=config.watchdog, scratch=scratch)
+        left = scratch() if config.s3 else ""
+        self.keeper.send("ready", watchdog=config.watchdog, scratch=left)
         while True:
             await trio.sleep(config.watchdog / 4 or 60.0)
             with suppress(BlockingIOError, Closed):

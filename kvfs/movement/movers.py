@@ -10,6 +10,8 @@ every job needs that disk. Not for deciding what to move.
 
 import logging
 import multiprocessing
+import multiprocessing.util
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -36,6 +38,7 @@ SLOWEST_ZEROS = 1 << 30  # bytes/s of hashing zeros; 50 GB/s on an idle machine
 ATTEMPTS = 3  # workers that may die over one job, before the job fails
 GRACE = 5.0  # s for workers to end with the mount
 IDLE_SECONDS = 600.0  # a worker without work ends after this
+BY_DESCRIPTOR = "/proc/self/fd/"
 REAP_PERIOD = 5.0  # s; the library reaps an ended worker only at the next job
 
 
@@ -78,6 +81,7 @@ class MoverPool:
         """Start the workers. They are forks of one process, which loads the modules `preloaded`."""
         kind = trio_parallel.WorkerType.FORKSERVER if preloaded else trio_parallel.WorkerType.SPAWN
         if preloaded:
+            _shorten_address()
             multiprocessing.set_forkserver_preload(list(preloaded))
         done = False
         try:
@@ -295,6 +299,24 @@ class MoverPool:
             return answers[0]
         given_up.cancel()
         raise MoverOverdueError(f"a mover has no answer after {patience:.0f} s, it is given up")
+
+
+def _shorten_address() -> None:
+    """Let the forkserver listen below a TMPDIR of any length: its address has at most 107 bytes.
+
+    Only this process binds and connects, so it names the directory by a descriptor of its own.
+    """
+    folder = multiprocessing.util.get_temp_dir()
+    if not folder.startswith(BY_DESCRIPTOR):
+        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)  # for as long as it lives
+        # Python 3.14 takes /tmp instead; the versions before have no public way.
+        config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # noqa: SLF001
+        config["tempdir"] = f"{BY_DESCRIPTOR}{fd}"
+
+
+def scratch() -> str:
+    """Return the directory of the forkserver's socket, which a killed process leaves behind."""
+    return os.path.realpath(multiprocessing.util.get_temp_dir())
 
 
 async def _reap(reaping: trio.CancelScope) -> None:

@@ -3,8 +3,7 @@
 import os
 import random
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +35,12 @@ def made(s3: Server, bucket: str, mount: Mount) -> Make:
     return make
 
 
-@pytest.fixture
-def scratch() -> Iterator[Path]:
-    """A directory with a name that is short enough for the address of a socket in it."""
-    with tempfile.TemporaryDirectory(prefix="kvfs-test-") as name:
-        yield Path(name)
-
-
-def test_movers_leave_no_directory_behind(
-    made: Make, scratch: Path, monkeypatch: pytest.MonkeyPatch
+def test_movers_need_no_short_tmpdir_and_leave_no_directory_there(
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have a socket in one, and a daemon that is killed does not remove it."""
+    scratch = tmp_path / ("t" * 120)  # the address of a socket has 107 bytes
+    scratch.mkdir()
     monkeypatch.setenv("TMPDIR", str(scratch))
     kv = made()
     for number in range(3):
