@@ -987,6 +987,24 @@ def test_node_comes_again_beside_the_nginx_of_its_killed_daemon(pool: str, mount
     assert (b.path / "block").read_bytes() == b"x" * MIB
 
 
+def test_reader_of_an_object_unlinked_at_another_node_survives_a_kill(
+    pool: str, mount: Mount
+) -> None:
+    """The daemon serves it, so the next daemon has to open its file again."""
+    a, b = (node(mount, f"{pool},passthrough=off", name) for name in "ab")
+    write(a, "block", b"x" * MIB)
+    assert (b.path / "block").read_bytes() == b"x" * MIB
+    with (b.path / "block").open("rb", buffering=0) as reader:
+        (a.path / "block").unlink()
+        wait_for(lambda: not (b.path / "block").exists(), "the other node has dropped it")
+        os.posix_fadvise(reader.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        b.kill_daemon()
+        assert reader.read(2 * MIB) == b"x" * MIB
+    b.check_gauges()
+    wait_for(lambda: not b.idle()["objects"], "it goes with its last close")
+    b.check_accounts()
+
+
 def test_version_of_a_namespace_is_for_all_nodes(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     for kv in (a, b):

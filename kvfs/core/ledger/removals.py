@@ -219,7 +219,7 @@ class Removals:
         why: str = "",
         stored: bool = True,
     ) -> None:
-        """Drop one object and invalidate its kernel entries. An open one becomes an orphan.
+        """Drop one object and invalidate its kernel entries. An open one goes as if unlinked.
 
         The caller may have read the record while the fast opens had the object. Then the open
         object has another one in memory, and its close writes that one: so that one changes.
@@ -232,8 +232,12 @@ class Removals:
             if access_log.on:
                 access_log.dropped(inode, self._counted_as(inode, reason), batch)
             names = self._unlink_all(inode, batch)
-            if held is not None:
+            if held is not None and reason == "lost":
                 self._drop_open(held, batch, away)
+            elif held is not None:  # the next daemon may have to open its file again
+                batch.change(inode)
+                inode.links = ()
+                self.orphans.unlinked_open(inode, batch)
             else:
                 self.forget(inode, batch, stored=stored, away=away)
         self.count(inode, reason)
@@ -277,7 +281,7 @@ class Removals:
         return reason
 
     def _drop_open(self, held: OpenObject, batch: Batch, away: Away) -> None:
-        """Take an open object's copies out of the accounts; its record goes when it is closed."""
+        """Drop an open object's copies, which may be wrong; its record goes when it is closed."""
         inode = held.inode
         before = batch.change(inode)
         self.trash.read.add(inode.ino)
