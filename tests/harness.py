@@ -107,13 +107,14 @@ class Mounted:
         os.kill(before["daemon_pid"], number)
         wait_for(lambda: self.status()["takeovers"] > before["takeovers"], "another one serves")
 
-    def kill(self) -> None:
-        """Kill all processes, as at the end of a container; unmount the dead mount."""
+    def kill(self, *, unmount: bool = True) -> None:
+        """Kill keeper and daemon, as at the end of a container; unmount the dead mount."""
         daemon = self.pid
         for pid in (self.keeper, daemon):
             os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not alive(self.keeper) and not alive(daemon), "what was killed is gone")
-        subprocess.run(["umount", "-l", self.path], check=True)
+        if unmount:
+            subprocess.run(["umount", "-l", self.path], check=True)
         self.allow_log(f"the keeper of {self.path} is dead")
 
     def empty(self) -> None:

@@ -8,8 +8,12 @@ file, and it must not block the unmount for all others. The command waits for ke
 because the next mount needs their locks.
 """
 
+import contextlib
+import fcntl
+import json
 import os
 import select
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -17,7 +21,7 @@ from typing import Any
 
 import click
 
-from kvfs import mounts, runtime
+from kvfs import mounts, own_files, runtime
 from kvfs.cli import human, kvfs_mount, mountpoint_argument, printable, users
 from kvfs.cli.screen import moving
 from kvfs.control import request
@@ -62,6 +66,8 @@ def command(mountpoint: Path, *, now: bool, lazy: bool) -> None:
             if keeper is not None and now:  # the mount goes on, and must not lose an object later
                 request(mountpoint, "discard_ram", on=False)
             raise
+        if keeper is None:
+            _clear_killed(mountpoint, now=now)
         if names:
             end = users.end_of_export(mountpoint) or "end these processes"
             click.echo(
@@ -119,6 +125,59 @@ def _keeper(mountpoint: Path) -> int | None:
         why = f"no daemon answers ({error.__cause__})" if error.__cause__ else error
         click.echo(f"kvfs: unmounting without the daemon's help: {why}", err=True)
         return None
+
+
+def _clear_killed(mountpoint: Path, *, now: bool) -> None:
+    """End the nginx that a killed keeper and daemon have left; with `now`, free RAM as well.
+
+    A keeper that lives has the lock, and clears all at its end.
+    """
+    from kvfs.pool.nginx import Nginx  # noqa: PLC0415 - few unmounts need it
+
+    directory = runtime.runtime_dir(mountpoint)
+    try:
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        Nginx(directory / "nginx").stop()
+        if not _clear_memory(mountpoint, directory, now=now):
+            shutil.rmtree(directory, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(lock)
+
+
+def _clear_memory(mountpoint: Path, directory: Path, *, now: bool) -> bool:
+    """Free the RAM tier of a killed mount if told `now`; return whether it stays."""
+    from kvfs.tiers import NvmeTier, RamTier  # noqa: PLC0415 - few unmounts need them
+    from kvfs.tiers.ram import identity_at  # noqa: PLC0415
+
+    with contextlib.ExitStack() as stack:
+        try:
+            text = own_files.read(directory / "config", "the options of a mount", "remove it")
+            at, identity = json.loads(text or "{}").get("nvme"), identity_at(mountpoint)
+            if at is not None:  # its lock: another mount may have the directory, and RAM with it
+                identity = own_files.read_uuid(directory / "nvme", "remove it") or ""
+                stack.callback(NvmeTier(Path(at), 0, expected=identity).close)
+            root = runtime.ram_path(identity)
+            ram = RamTier(root, 0, identity=identity, epoch=None, huge=None)
+        except (KvfsError, ValueError):  # there is none, or it is not of this mount
+            return False
+        ram.close()
+        if now:
+            ram.remove()
+            click.echo(f"kvfs: {ram.root} is removed: what only RAM had is lost", err=True)
+        else:
+            cure = f"kvfs umount --now {printable(mountpoint)}"
+            click.echo(
+                f"kvfs: {ram.root} stays for the next mount, with what only RAM has; to remove it: "
+                f"{cure}",
+                err=True,
+            )
+        return not now
 
 
 def _write_back(mountpoint: Path) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ import logging
 import os
 import subprocess
 import time
-import uuid
 from pathlib import Path
 
 from kvfs import mounts, own_files, runtime
@@ -25,6 +24,7 @@ from kvfs.core.ledger.tiers import Tiers
 from kvfs.core.names.tree import Tree
 from kvfs.errors import CatalogError, ConfigError, KvfsError
 from kvfs.tiers import Bucket, NvmeTier, RamTier
+from kvfs.tiers.ram import identity_at
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class MountStorage:
 
     def _open(self, invalidate_name: InvalidateName) -> Ledger:
         config = self.config
-        identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{config.mountpoint}"))
+        identity = identity_at(config.mountpoint)
         if config.nvme is not None:
             self._nvme = NvmeTier(
                 config.nvme,

@@ -43,6 +43,7 @@ def main() -> int:
         directory = runtime.make_private(runtime.runtime_dir(mountpoint))
         lock = _lock(directory, mountpoint)
         own_files.expect_no_other_folders(directory, FOLDERS)
+        _end_nginx(directory)
         log_file = _start_log(Path(config["log"] or runtime.log_path(mountpoint)))
         own_files.write(directory / "config", json.dumps(config))
     except (ConfigError, OSError) as error:
@@ -70,6 +71,8 @@ def main() -> int:
                 _leave_terminal(log_file)
             return keeper.run(control)
         finally:
+            with contextlib.suppress(ConfigError, OSError):
+                _end_nginx(directory)
             shutil.rmtree(directory, ignore_errors=True)
             os.close(lock)
 
@@ -97,6 +100,17 @@ def _lock(directory: Path, mountpoint: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _end_nginx(directory: Path) -> None:
+    """End the nginx of a daemon that was killed. Nothing names it once `directory` is removed.
+
+    Raises ConfigError.
+    """
+    if (directory / "nginx/pid").exists():
+        from kvfs.pool.nginx import Nginx  # noqa: PLC0415 (a keeper without a pool needs none of it)
+
+        Nginx(directory / "nginx").stop()
 
 
 def _start_log(path: Path) -> int:

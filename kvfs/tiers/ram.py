@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import shutil
+import uuid
 from pathlib import Path
 
 from kvfs import mounts, own_files, runtime
@@ -29,6 +30,11 @@ CATALOG_SLACK = 256 << 20
 SOURCE = "kvfs-ram"  # the source of its mounts: kvfs unmounts no mount of another source
 _LABEL = re.compile(r"[A-Za-z0-9-]{1,64} [0-9]{1,19}")
 SHM = Path("/dev/shm")  # noqa: S108 (its folders are named by user, and private)
+
+
+def identity_at(mountpoint: Path) -> str:
+    """Return the identity of the RAM tier of a mount without NVMe."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, f"kvfs:{mountpoint}"))
 
 
 class RamTier(Tier):

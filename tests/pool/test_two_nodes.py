@@ -18,7 +18,7 @@ from kvfs import failpoints, matching, prefix, runtime
 from kvfs.control import request
 from kvfs.pool.nginx import Nginx
 from tests.conftest import Mount
-from tests.harness import KVFS, Mounted, wait_for
+from tests.harness import KVFS, Mounted, alive, wait_for
 from tests.pool.authority import authority
 from tests.pool.servers import free_port, server, start
 from tests.semantics.test_prefixes import BLOCK, ROOT, ask, chain
@@ -985,6 +985,47 @@ def test_node_comes_again_beside_the_nginx_of_its_killed_daemon(pool: str, mount
     a.mount()
     wait_for(lambda: announced(a) == 1, "it is announced again")
     assert (b.path / "block").read_bytes() == b"x" * MIB
+
+
+def test_umount_of_a_killed_mount_ends_its_nginx(pool: str, mount: Mount) -> None:
+    """The memory of RAM stays for the next mount; `--now` gives it up."""
+    a = node(mount, pool, "a")
+    write(a, "block", b"x" * MIB)
+    memory = Path(a.status()["tiers"]["ram"]["path"])
+    servers = Nginx(runtime.runtime_dir(a.path) / "nginx").pids
+    assert servers
+    a.kill(unmount=False)
+    said = a.umount()
+    wait_for(lambda: not any(map(alive, servers)), "its nginx ends")
+    assert f"{memory} stays" in said
+    a.mount()
+    assert (a.path / "block").read_bytes() == b"x" * MIB
+    a.expect_log("the last session did not end properly")
+    a.kill(unmount=False)
+    a.umount("--now")
+    assert not memory.exists()
+    assert not runtime.runtime_dir(a.path).exists()
+
+
+@pytest.mark.parametrize("change", ["without a pool", "refused"])
+def test_next_mount_ends_the_nginx_of_a_killed_mount(pool: str, mount: Mount, change: str) -> None:
+    """Also a mount that is refused: it removes the file that names the process."""
+    a = node(mount, pool, "a")
+    folder = runtime.runtime_dir(a.path) / "nginx"
+    servers = Nginx(folder).pids
+    assert servers
+    a.kill()
+    options = a.options.partition(",pool=")[0]
+    if change == "refused":
+        options = f"{a.options.partition(',pool_address=')[0]},pool_address=192.0.2.1"
+    words = [*KVFS, "mount", str(a.path), "-o", f"{options},log={a.log}"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if change == "refused" else 0), done.stderr
+    assert change != "refused" or "192.0.2.1" in done.stderr
+    wait_for(lambda: not any(map(alive, servers)), "the old nginx ends")
+    a.allow_log("the last session did not end properly")
+    if change != "refused":
+        a.umount()
 
 
 def test_reader_of_an_object_unlinked_at_another_node_survives_a_kill(

@@ -81,6 +81,7 @@ KEEPER_MAY = (
         "kvfs.mounts",
         "kvfs.own_files",
         "kvfs.errors",
+        "kvfs.pool.nginx",
     ),
     "kvfs.clock",
 )
@@ -111,7 +112,13 @@ HOMES = {
     "torch": ("kvfs.client", "kvfs.connectors"),  # runs in engines, and nowhere else
 }
 # The command line loads these for one way of running only.
-CLI_LOADS = {("kvfs.cli.fsck", "kvfs.fsck"), ("kvfs.cli.gc", "kvfs.gc")}
+CLI_LOADS = {
+    ("kvfs.cli.fsck", "kvfs.fsck"),
+    ("kvfs.cli.gc", "kvfs.gc"),
+    ("kvfs.cli.umount", "kvfs.pool.nginx"),
+    ("kvfs.cli.umount", "kvfs.tiers"),
+    ("kvfs.cli.umount", "kvfs.tiers.ram"),
+}
 NEVER = ("requests", "numpy")
 
 
