@@ -36,7 +36,8 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     index, counters = found["index"], found["counters"]
     asked = index.get("asked", True)  # an earlier daemon does not tell it
     down = f"down: {index['why']}" if asked else "not asked yet"
-    yield "index", "answers" if index["up"] else down
+    answers = f"full: {index['why']}" if index.get("full") else "answers"
+    yield "index", answers if index["up"] else down
     if "nodes_live" in found:  # an earlier daemon does not count them
         before = ", before the index was down" if asked and not index["up"] else ""
         yield "live nodes", f"{found['nodes_live']}{before}"

@@ -22,7 +22,7 @@ import hiredis
 import trio
 
 from kvfs.pool.credentials import Credentials
-from kvfs.pool.errors import IndexDownError, IndexRefusedError
+from kvfs.pool.errors import IndexDownError, IndexFullError, IndexRefusedError
 
 Word: TypeAlias = str | bytes | int | float
 Command: TypeAlias = tuple[Word, ...]
@@ -309,5 +309,5 @@ def refusal(reply: str, said_by: str = "", pool: str = "NAME") -> IndexDownError
         cure = "check pool_credentials=FILE, KVFS_POOL_USER and KVFS_POOL_PASSWORD"
         return IndexRefusedError(f"{said_by}{reply} ({cure})")
     if "OOM command not allowed" in reply:
-        return IndexDownError(f"{said_by}the memory of the index is full: raise maxmemory")
+        return IndexFullError(f"{said_by}the memory of the index is full: raise maxmemory")
     return IndexDownError(f"{said_by}{reply}")

@@ -279,8 +279,8 @@ class Pool:
             leases = await index.leases(list(seen))
             names = await index.node_names()
         except IndexDownError as error:
-            asked = self.peers.asked
-            found["nodes"], found["index"] = [], {"up": False, "why": str(error), "asked": asked}
+            found["nodes"], down = [], {"up": False, "full": False, "why": str(error)}
+            found["index"] = {**found["index"], **down}
             return found
         now = time.time()
         found["nodes"] = [
@@ -312,7 +312,8 @@ class Pool:
             "hits": self.ledger.tiers.nodes.hits,
             "index": {
                 "up": not self.peers.why,
-                "why": self.peers.why,
+                "full": bool(self.peers.full),
+                "why": self.peers.why or self.peers.full,
                 "asked": self.peers.asked,
             },
             "objects": len(self.announcer.objects.announced),
