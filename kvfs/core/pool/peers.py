@@ -81,7 +81,7 @@ class Peers:
             self.asked = self.asked or self.index.servers.tried
             if not self.asked:  # the daemon has just begun, and connects
                 return
-            if not self.why:
+            if self.why in {"", NOT_ASKED}:
                 self.news.tell("index down", why=str(error))
                 log.warning("the pool's index is down, other nodes' objects are misses: %s", error)
             self.why, self.full = str(error), ""
