@@ -99,10 +99,16 @@ def _period_text(seconds: int) -> str:
 
 def _networks(text: str) -> str:
     """Return networks in CIDR form, joined by +."""
-    try:
-        return "+".join(str(ipaddress.ip_network(one)) for one in text.split("+"))
-    except ValueError:
-        raise ValueError("networks such as 10.0.0.0/8, joined by +") from None
+    found = []
+    for one in text.split("+"):
+        try:
+            meant = str(ipaddress.ip_network(one, strict=False))
+            found.append(str(ipaddress.ip_network(one)))
+        except ValueError as error:
+            if "host bits" in str(error):
+                raise ValueError(f"{meant} in place of {one}, which has host bits set") from None
+            raise ValueError("networks such as 10.0.0.0/8, joined by +") from None
+    return "+".join(found)
 
 
 _TIER = SIZE._replace(parse=_tier_size)

@@ -22,7 +22,7 @@ import click
 
 from kvfs import __version__, runtime
 from kvfs.cli import completion
-from kvfs.control import of_another_user, unanswered
+from kvfs.control import of_another_user, request, unanswered
 from kvfs.control.client import DISREGARDED, request_within
 from kvfs.errors import ConfigError, ControlError, KvfsError
 from kvfs.units import human as human
@@ -375,7 +375,21 @@ def unreachable(path: str | os.PathLike[str], error: OSError) -> ConfigError | C
         told = of_another_user(Path(mount.path))
         if told is not None:
             return told
+    if mount is not None and error.errno == errno.ENOENT and _lacks_index(Path(mount.path)):
+        return ControlError(
+            f"{path}: {error.strerror}, and the pool's index does not answer, so names of other "
+            f"nodes are not known: see kvfs pool {mount.path}"
+        )
     return ConfigError(f"{path}: {error.strerror}, expected a file or directory that is there")
+
+
+def _lacks_index(mountpoint: Path) -> bool:
+    """Whether a mount has a pool whose index does not answer."""
+    try:
+        pool = request(mountpoint, "status").get("pool")
+    except (ControlError, ConfigError):  # another user's
+        return False
+    return pool is not None and not pool["index"]["up"]
 
 
 def unwritten(what: str, error: OSError) -> KvfsError:

@@ -219,9 +219,10 @@ def _pool(pool: dict[str, Any], rates: Rates | None) -> list[str]:
     index, counters = pool["index"], pool["counters"]
     flows = rates.flows if rates else {}
     down = "down" if index.get("asked", True) else "not asked yet"  # an earlier daemon tells less
+    up = "full" if index.get("full") else "up"
     return [
         f"pool {pool.get('nodes_live', '-')} nodes",  # an earlier daemon does not count them
-        f"index {'up' if index['up'] else down}",
+        f"index {up if index['up'] else down}",
         *([] if pool["serves"] else ["serves nobody"]),
         f"found/s {_rate(flows.get('found'))}",
         f"pool hits/s {_rate(rates.hits.get('pool') if rates else None)}",

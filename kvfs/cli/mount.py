@@ -133,8 +133,7 @@ def command(mountpoint: Path, options: tuple[str, ...], *, foreground: bool) -> 
     status = request(mountpoint, "status")
     for line in _excess(status["tiers"]):
         click.echo(line, err=True)
-    if why := _why_unserved(mountpoint, status):
-        click.echo(f"kvfs: this node serves no other node of the pool: {printable(why)}", err=True)
+    _warn_of_pool(mountpoint, status)
     click.echo(_what_is_on(mountpoint, status))
 
 
@@ -260,18 +259,30 @@ def _excess(tiers: dict[str, Any]) -> Iterator[str]:
                 yield f"kvfs: {line}"
 
 
-def _why_unserved(mountpoint: Path, status: dict[str, Any]) -> str:
-    """Wait until the server for other nodes has started, and return why it has not; "" if it has.
+def _warn_of_pool(mountpoint: Path, status: dict[str, Any]) -> None:
+    """Wait until this node has begun in its pool, and print what does not work there.
 
-    It starts after the mount: nothing waits for it but this command.
+    It begins after the mount: nothing waits for it but this command.
     """
     until = time.monotonic() + SERVER_S
-    while (pool := status.get("pool")) is not None and pool["starting"]:
+    while (pool := status.get("pool")) and (pool["starting"] or not pool["index"]["asked"]):
         if time.monotonic() > until:
             break
         time.sleep(POLL_S / 4)
         status = request(mountpoint, "status")
-    return "" if pool is None or pool["serves"] else pool["why_not"]
+    if pool is None:
+        return
+    if not pool["serves"]:
+        why = printable(pool["why_not"])
+        click.echo(f"kvfs: this node serves no other node of the pool: {why}", err=True)
+    index, why = pool["index"], printable(pool["index"]["why"])
+    if not index["up"]:
+        click.echo(
+            f"kvfs: the pool's index does not answer: {why}; kvfs is mounted, and asks again",
+            err=True,
+        )
+    elif index["full"]:
+        click.echo(f"kvfs: the pool's index takes no new objects: {why}", err=True)
 
 
 def _what_is_on(mountpoint: Path, status: dict[str, Any]) -> str:

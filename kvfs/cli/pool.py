@@ -12,19 +12,24 @@ from kvfs.cli.screen import duration, pairs, screen, table
 from kvfs.control import request
 
 COLUMNS = ("node", "reads from it at", "state", "objects", "bytes", "announced after")
+CONFLICTS = ("in conflict", "the name is of")
 LEFT = {"node", "reads from it at", "state"}
 
 
 @click.command
 @mounted_argument
+@click.option(
+    "--conflicts", is_flag=True, help="List the objects here whose names other nodes have."
+)
 @json_option
-def command(mountpoint: Path, *, as_json: bool) -> None:
+def command(mountpoint: Path, *, conflicts: bool, as_json: bool) -> None:
     """Show the nodes of the pool, and the state of its index.
 
     The mount needs the option pool.
     """
     kvfs_mount(mountpoint)
-    give(request(mountpoint, "pool"), _show, as_json=as_json)
+    asked = {"conflicts": True} if conflicts else {}  # an earlier daemon does not list them
+    give(request(mountpoint, "pool", **asked), _show, as_json=as_json)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -36,7 +41,8 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     index, counters = found["index"], found["counters"]
     asked = index.get("asked", True)  # an earlier daemon does not tell it
     down = f"down: {index['why']}" if asked else "not asked yet"
-    yield "index", "answers" if index["up"] else down
+    answers = f"full: {index['why']}" if index.get("full") else "answers"
+    yield "index", answers if index["up"] else down
     if "nodes_live" in found:  # an earlier daemon does not count them
         before = ", before the index was down" if asked and not index["up"] else ""
         yield "live nodes", f"{found['nodes_live']}{before}"
@@ -56,16 +62,20 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for one in found.get("failing", ()):  # an earlier daemon does not tell them
         when = f"at the last request to it, {duration(one['last_s'])} ago"
         yield "gave no object", f"{one['name']} {when}: {one['why']}"
-    yield "conflicts", str(counters["conflicts"])
+    now = f"{found['in_conflict']} now, " if "in_conflict" in found else ""  # as `nodes_live`
+    yield "conflicts", f"{now}{counters['conflicts']} since the daemon began"
 
 
 def shown(found: dict[str, Any]) -> list[RenderableType]:
     """Return this node's part, and a row for each node, or why the nodes are not known."""
-    own = pairs([("pool", found["place"]), *facts(found)])
+    own: list[RenderableType] = [pairs([("pool", found["place"]), *facts(found)])]
+    if "conflicts" in found:
+        named = [(one["path"], ", ".join(one["nodes"]) or "-") for one in found["conflicts"]]
+        own.append(table(CONFLICTS, named, fold=CONFLICTS))
     if not found["nodes"] and not found["index"]["up"]:
         asked = found["index"].get("asked", True)  # an earlier daemon does not tell it
         why = "does not answer" if asked else "was not asked yet"
-        return [own, f"the nodes are not known: the index {why}"]
+        return [*own, f"the nodes are not known: the index {why}"]
     rows = [
         (
             _name(one) + (" (this)" if one["node"] == found["node"] else ""),
@@ -77,7 +87,7 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
         )
         for one in found["nodes"]
     ]
-    return [own, table(COLUMNS, rows, left=LEFT)]
+    return [*own, table(COLUMNS, rows, left=LEFT)]
 
 
 def _name(node: dict[str, Any]) -> str:

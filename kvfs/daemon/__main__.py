@@ -123,7 +123,8 @@ def main() -> int:
     except Closed:
         return 0  # the keeper does not need this process any more
     except Exception as error:
-        refused = isinstance(error, ConfigError)
+        # An option says where the index is, and another one mounts without it.
+        refused = isinstance(error, ConfigError | IndexDownError)
         if unreadable := _unreadable(error):
             log.error("ended by an error: %s", unreadable)
             error = unreadable

@@ -129,11 +129,14 @@ def handlers(mount: Mount) -> Mapping[str, VerbHandler]:
             "place": str(uploader.bucket.place),
         }
 
-    async def pool() -> dict[str, Any]:
-        """Describe the pool: this node's part, and all nodes that the index knows."""
+    async def pool(conflicts: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 (arguments come by name)
+        """Describe the pool: this node's part, and all nodes that the index knows.
+
+        conflicts: with the objects here whose names other nodes have.
+        """
         if mount.dispatcher.pool is None:
             raise ConfigError(f"{mount.config.mountpoint} has no pool: mount it with pool=")
-        return await mount.dispatcher.pool.describe()
+        return await mount.dispatcher.pool.describe(with_conflicts=conflicts)
 
     async def import_(paths: list[str], again: bool = False) -> dict[str, Any]:  # noqa: FBT001, FBT002 (arguments come by name)
         """Begin to give the bucket's objects below these paths names on this mount."""

@@ -617,6 +617,9 @@ METRICS = (
     # The pool
     _pool_gauge("index_up", "Whether the index of the pool answers (1) or not (0).", "index", "up"),
     _pool_gauge(
+        "index_full", "Whether the index of the pool takes no new objects (1).", "index", "full"
+    ),
+    _pool_gauge(
         "nodes",
         "Live nodes of the pool, with this one; of before, while the index is down.",
         "nodes_live",

@@ -93,7 +93,9 @@ async def _expect_index(member: Membership, index: Index) -> None:
 
 def _bare(error: IndexDownError, place: PoolPlace) -> str:
     """Return the text of an error without the place at its begin."""
-    return str(error).removeprefix("pool=").removeprefix(f"{place}: ")
+    host, port = place.hosts[0]
+    text = str(error).removeprefix("pool=").removeprefix(f"{place}: ")
+    return text.removeprefix(f"index {host}:{port}: ") if place.kind == "single" else text
 
 
 def _cure(why: str) -> str:
@@ -152,7 +154,7 @@ def own_address(place: PoolPlace) -> str:
             found: str = trying.getsockname()[0]
     except (socket.gaierror, UnicodeError) as error:
         raise ConfigError(
-            f"pool={place}: the host {host!r} has no address: {error}: correct the host in pool="
+            f"pool={place}: the host {host!r} has no address: {error}; correct the host in pool="
         ) from None
     except OSError as error:
         raise ConfigError(

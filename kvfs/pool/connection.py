@@ -10,6 +10,7 @@ hiredis packs and parses, and trio carries the bytes. That takes 32 us for a loo
 of them; redis-py in a thread takes 134 us and 383 us, coredis on trio 170 us and 908 us.
 """
 
+import os
 import re
 import socket
 import ssl
@@ -22,7 +23,7 @@ import hiredis
 import trio
 
 from kvfs.pool.credentials import Credentials
-from kvfs.pool.errors import IndexDownError, IndexRefusedError
+from kvfs.pool.errors import IndexDownError, IndexFullError, IndexRefusedError
 
 Word: TypeAlias = str | bytes | int | float
 Command: TypeAlias = tuple[Word, ...]
@@ -269,6 +270,10 @@ def reason(error: BaseException) -> str:
         return f"it is no Redis server, or expects rediss:// ({error})"
     if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
         error = error.__cause__
+    if isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
+        # trio has tried each address of the host
+        tries = getattr(error.__cause__, "exceptions", [error.__cause__])
+        return ", ".join({os.strerror(one.errno): None for one in tries})
     if isinstance(error, ssl.SSLCertVerificationError):
         return _mistrust(error)
     if isinstance(error, ssl.SSLError):
@@ -309,5 +314,5 @@ def refusal(reply: str, said_by: str = "", pool: str = "NAME") -> IndexDownError
         cure = "check pool_credentials=FILE, KVFS_POOL_USER and KVFS_POOL_PASSWORD"
         return IndexRefusedError(f"{said_by}{reply} ({cure})")
     if "OOM command not allowed" in reply:
-        return IndexDownError(f"{said_by}the memory of the index is full: raise maxmemory")
+        return IndexFullError(f"{said_by}the memory of the index is full: raise maxmemory")
     return IndexDownError(f"{said_by}{reply}")

@@ -14,6 +14,10 @@ class IndexRefusedError(IndexDownError):
     """The index is no Redis server, or does not take our password: time does not mend that."""
 
 
+class IndexFullError(IndexDownError):
+    """The memory of the index is full: it refuses commands that may need some, and no others."""
+
+
 class PeerError(TierError):
     """A peer did not give an object: it does not answer, or gives other bytes."""
 

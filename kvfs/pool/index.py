@@ -367,7 +367,7 @@ class Index:
     async def renew(self, lease: Lease, epoch: str, now: float) -> str:
         """Renew a lease, and return the epoch of the index: `epoch` if it has lost everything.
 
-        now: seconds since 1970.
+        now: seconds since 1970. Raises IndexFullError; then `keep` may keep the lease.
         """
         told = json.dumps({name: value for name, value in asdict(lease).items() if name != "node"})
         name, at = self._lease(lease.node), f"{self.pool}epoch"
@@ -386,6 +386,19 @@ class Index:
         if not isinstance(found, bytes):
             raise IndexDownError(f"pool={self.servers.place}: the key {at} has no text: delete it")
         return _text(found)[:64]
+
+    async def keep(self, lease: Lease) -> str | None:
+        """Let a lease live on as it was told last, and return the epoch: this needs no memory.
+
+        None: the index has no epoch, or no lease of this life of the node.
+        """
+        name, at = self._lease(lease.node), f"{self.pool}epoch"
+        told, found = await self.ask([(name, ("GET", name)), (at, ("GET", at))], LONG)
+        kept = _read_lease(lease.node, told)
+        if kept is None or kept.incarnation != lease.incarnation or not isinstance(found, bytes):
+            return None
+        (renewed,) = await self.ask([(name, ("EXPIRE", name, LEASE_S))], LONG)
+        return _text(found)[:64] if renewed else None
 
     async def leave(self, node: str) -> None:
         """End a node's lease, and forget the node."""

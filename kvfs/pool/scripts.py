@@ -4,6 +4,9 @@ Contract: `Script.call` gives the command that runs a script by its SHA-1, witho
 server that was started lately does not know the script: it replies `NOSCRIPT`, and has done
 nothing. `in_full` gives the command with the text, after which the server knows it. Each script
 takes only commands of Redis that docs/pool.md names for a user of the index.
+
+If the memory of a server is full, a script goes on once it has written. So the first write of a
+script that adds something is one that needs memory: then the server refuses the script as a whole.
 """
 
 import hashlib
@@ -90,8 +93,8 @@ if known and known ~= ARGV[2] then
   known = nil
 end
 if not known then
-  redis.call('PERSIST', key)
   redis.call('HSET', key, unpack(ARGV, 9))
+  redis.call('PERSIST', key)
   if gone and string.sub(gone, 1, 32) == ARGV[2] and ARGV[3] > string.sub(gone, 34) then
     redis.call('HSET', key, 'gone', string.rep('0', 32) .. string.sub(gone, 33))
   end

@@ -75,10 +75,10 @@ class Servers:
 
     @property
     def tried(self) -> bool:
-        """Whether a try to reach a server has ended, well or not."""
+        """Whether a try to reach each server has ended, well or not."""
         if self.why:
             return self.why != NOT_FOUND
-        return any(one.why != NOT_ASKED for one in self._connections.values())
+        return all(one.why != NOT_ASKED for one in self._connections.values())
 
     async def ask(self, commands: Sequence[tuple[str, Command]], *, patience: float) -> list[Reply]:
         """Return the reply to each command; each comes with the key that finds its server."""

@@ -208,6 +208,7 @@ def _pool(pool: dict[str, Any] | None) -> dict[str, Any] | None:
     counters = pool["counters"]
     return {
         "up": pool["index"]["up"],
+        "full": pool["index"].get("full", False),
         "asked": pool["index"].get("asked", True),  # an earlier daemon does not tell it
         "serves": pool["serves"],
         "nodes": pool.get("nodes_live"),  # an earlier daemon does not count nodes, hits and reads

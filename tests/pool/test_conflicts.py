@@ -1,5 +1,8 @@
 """Two nodes write the same name with different bytes, and then the first object leaves the pool."""
 
+import json
+import re
+import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +78,32 @@ def test_object_in_conflict_gets_the_name_that_no_node_has(
     assert ", this node)" in stat_of(b.path / "block")
     for kv in (c, b) if how == "unmounted" else (a, c, b):
         gets(kv, "block", b"of b")
+
+
+def in_conflict_now(kv: Mounted) -> tuple[list[dict[str, object]], str]:
+    """Return what `kvfs pool --conflicts` tells, as JSON and for people."""
+    words = [*KVFS, "pool", "--conflicts", str(kv.path)]
+    told, shown = (
+        subprocess.run([*words, *more], check=True, capture_output=True, text=True).stdout
+        for more in (["--json"], [])
+    )
+    return json.loads(told)["conflicts"], shown
+
+
+def test_objects_in_conflict_are_listed_with_the_node_that_has_the_name(
+    pool: str, mount: Mount
+) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    assert in_conflict_now(a)[0] == []
+    in_conflict(pool, a, b)
+    (one,), shown = in_conflict_now(b)
+    assert (one["path"], one["nodes"]) == ("block", [f"{socket.gethostname()}:{a.path}"])
+    assert re.search("conflicts +1 now, 1 since the daemon began", shown)
+    assert re.search(f"block +{socket.gethostname()}:{a.path}", shown)
+    assert b.status()["pool"]["in_conflict"] == 1
+    a.umount("--now")
+    wait_for(lambda: not b.status()["pool"]["in_conflict"], "b has the name")
+    assert in_conflict_now(b)[0] == []
 
 
 def change(path: Path, how: str) -> None:

@@ -20,7 +20,7 @@ from tests.harness import KVFS
 from tests.pool.authority import authority
 from tests.pool.servers import command, free_port, let_nginx_pass, peer, server
 
-CALLER, WORLD = 2, 1
+CALLER = 2
 SECRET = "s3cr3t"  # noqa: S105 (of the servers of these tests)
 Refused = Callable[..., str]
 
@@ -38,9 +38,7 @@ def refused(tmp_path: Path) -> Iterator[Refused]:
     where = tmp_path / "kv"
     where.mkdir()
 
-    def mount(
-        options: str, *, code: int = CALLER, before: tuple[str, ...] = (), **environ: str
-    ) -> str:
+    def mount(options: str, *, before: tuple[str, ...] = (), **environ: str) -> str:
         if "nvme=" not in options:
             options = f"nvme={tmp_path}/nvme,{options}"
         options = f"ram=32M,nvme_size=64M,{options}"
@@ -48,7 +46,7 @@ def refused(tmp_path: Path) -> Iterator[Refused]:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, env=os.environ | environ
         )
-        assert (done.returncode, done.stdout) == (code, ""), done.stderr
+        assert (done.returncode, done.stdout) == (CALLER, ""), done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
         assert SECRET not in done.stderr
         assert not (tmp_path / "nvme").exists()
@@ -68,7 +66,8 @@ def at(port: int, *more: str) -> str:
 
 def test_index_that_does_not_answer(tmp_path: Path, refused: Refused) -> None:
     log = tmp_path / "log"
-    told = refused(at(free_port(), f"log={log}"), code=WORLD)
+    told = refused(at(free_port(), f"log={log}"))
+    assert ": Connection refused; start the index" in told
     cure = "start the index, or mount without it by pool_required=off"
     assert cure in told
     assert [cure in line for line in log.read_text().splitlines()] == [True]
@@ -76,7 +75,11 @@ def test_index_that_does_not_answer(tmp_path: Path, refused: Refused) -> None:
 
 def test_index_that_does_not_answer_is_not_required(mount: Mount) -> None:
     kv = mount(f"ram=32M,{at(free_port(), 'pool_required=off')}")
-    kv.allow_log("the pool's index is down|the pool learns later of changes")
+    (told,) = [line for line in kv.said.splitlines() if "index" in line]
+    assert told.startswith("kvfs: the pool's index does not answer: ")
+    assert told.endswith(": Connection refused; kvfs is mounted, and asks again")
+    kv.expect_log("the pool's index is down")
+    kv.allow_log("the pool learns later of changes")
     (kv.path / "file").write_bytes(b"x")
     assert (kv.path / "file").read_bytes() == b"x"
     assert not kv.status()["pool"]["index"]["up"]
@@ -126,12 +129,22 @@ def test_user_with_the_keys_of_another_pool(tmp_path: Path, refused: Refused) ->
 
 def test_host_that_nobody_knows(refused: Refused) -> None:
     unknown = "pool=redis://nosuch.invalid:6379/kv"
-    told = refused(f"{unknown},pool_address=127.0.0.1:{free_port()}", code=WORLD)
+    told = refused(f"{unknown},pool_address=127.0.0.1:{free_port()}")
     assert "'nosuch.invalid'" in told
     assert "correct the host in pool=, or mount without it by pool_required=off" in told
     assert "start the index" not in told
     told = refused(unknown)
     assert told.endswith("correct the host in pool=\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("10.0.0.5/8", "10.0.0.0/8"), ("127.0.0.0/8+fd00::1/64", "fd00::/64")],
+)
+def test_network_with_host_bits_is_named(refused: Refused, given: str, meant: str) -> None:
+    told = refused(at(free_port(), f"pool_allow={given}"))
+    assert f"pool_allow={given}: expected {meant} in place of {given.rpartition('+')[2]}" in told
+    assert "host bits" in told
 
 
 @pytest.mark.parametrize(("kind", "path"), [("sentinel", "main/kv"), ("cluster", "kv")])
@@ -152,7 +165,7 @@ def test_password_goes_to_no_index_without_tls(refused: Refused) -> None:
 
     with peer(listen) as port:
         options = at(port).replace("redis:", "rediss:")
-        refused(options, code=WORLD, KVFS_POOL_PASSWORD=SECRET)
+        refused(options, KVFS_POOL_PASSWORD=SECRET)
     assert heard
     assert not [one for one in heard if SECRET.encode() in one or b"PING" in one]
 
@@ -174,7 +187,7 @@ def test_index_by_tls_of_another_name(tmp_path: Path, refused: Refused) -> None:
 
 
 def test_index_that_speaks_no_tls(index: int, refused: Refused) -> None:
-    told = refused(at(index).replace("redis:", "rediss:"), code=WORLD)
+    told = refused(at(index).replace("redis:", "rediss:"))
     assert "it speaks no TLS, or hangs: use redis:// for an index without TLS; or mount " in told
     assert "start the index" not in told
 
@@ -190,7 +203,7 @@ def test_index_that_speaks_first_and_no_tls(tmp_path: Path, refused: Refused) ->
 
 def test_index_that_wants_tls(tmp_path: Path, refused: Refused) -> None:
     with server_with_tls(tmp_path) as port:
-        told = refused(at(port), code=WORLD)
+        told = refused(at(port))
     assert "it may expect rediss://; or mount without it by pool_required=off" in told
     assert "start the index" not in told
 

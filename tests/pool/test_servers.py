@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ from redis.crc import key_slot
 from kvfs.pool import connection
 from kvfs.pool.connection import Replies
 from kvfs.pool.credentials import Credentials
-from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import Announcement, Index, Owner, PoolEntry
+from kvfs.pool.errors import IndexDownError, IndexFullError
+from kvfs.pool.index import LEASE_S, Announcement, Index, Lease, Owner, PoolEntry
 from kvfs.pool.place import PoolPlace
 from kvfs.pool.servers import Servers
 from tests.harness import wait_for
 from tests.pool.authority import authority
 from tests.pool.servers import cluster, command, free_port, peer, seen, sentinel, server, start
-from tests.pool.test_index import LIFE, A, facts, said
+from tests.pool.test_index import LIFE, A, B, facts, said
 from tests.unit.fuzz import CPU_S, fuzzed, spoiled_bytes
 
 PATIENCE_S = 30
@@ -311,11 +312,40 @@ def test_full_index_refuses_announcements_and_answers(tmp_path: Path) -> None:
             await once_up(lambda: index.announce([said("@0/x", b"x")]))
             redis.Redis(port=port).config_set("maxmemory", "1mb")
             told = "the memory of the index is full: raise maxmemory"
-            await why_down(lambda: index.announce([said("@0/y", b"y")]), told)
+            for one in (said("@0/y", b"y"), said("@0/x", b"x", B)):  # a new object, a new owner
+                with pytest.raises(IndexFullError, match=told):
+                    await index.announce([one])
             (found,) = await once_up(lambda: index.find(["@0/x"]))
             assert isinstance(found, PoolEntry)
             redis.Redis(port=port).config_set("maxmemory", "0")
             assert await index.announce([said("@0/y", b"y")]) == ["here"]
+
+    with server(tmp_path, port, "--maxmemory-policy", "noeviction"):
+        trio.run(case)
+
+
+def test_full_index_keeps_leases_of_live_nodes(tmp_path: Path) -> None:
+    port = free_port()
+    lease = Lease(A, LIFE, "127.0.0.1:1")
+
+    async def case() -> None:
+        async with running(f"redis://127.0.0.1:{port}/kv") as index:
+            epoch = await once_up(lambda: index.renew(lease, "e", 1.0))
+            client = redis.Redis(port=port)
+            client.config_set("maxmemory", "1mb")
+            client.expire(f"kvfs:kv:n:{A}", 1000)
+            with pytest.raises(IndexFullError):
+                await index.renew(replace(lease, objects=5), "e", 2.0)
+            assert await index.keep(lease) == epoch
+            assert 0 < client.ttl(f"kvfs:kv:n:{A}") <= LEASE_S
+            # The entries of an earlier life name files that may be gone.
+            client.expire(f"kvfs:kv:n:{A}", 1000)
+            assert await index.keep(replace(lease, incarnation="0" * 16)) is None
+            assert await index.keep(replace(lease, node=B)) is None
+            assert client.ttl(f"kvfs:kv:n:{A}") > LEASE_S
+            assert await index.leases([A, B]) == [lease, None]
+            client.config_set("maxmemory", "0")
+            assert await index.renew(lease, "e", 3.0) == epoch
 
     with server(tmp_path, port, "--maxmemory-policy", "noeviction"):
         trio.run(case)

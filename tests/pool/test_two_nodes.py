@@ -1206,10 +1206,14 @@ def test_drop_that_the_index_has_not_learned_of_outlives_the_mount(
     make_namespace(b)
     write(b, "ns/1", b"old")
     is_down(pool, a, b)
+    wait_for(lambda: not a.status()["pool"]["lag_s"], "nothing waits for the index")
     request(a.path, "ns_drop", name="ns")
+    assert a.status()["pool"]["lag_s"] > 0
     a.remount(f"{a.options},pool_required=off")
+    assert a.status()["pool"]["lag_s"] > 0
     with server(tmp_path / "again", port_of(pool)):
         wait_for(lambda: absent(b.path / "ns"), "b drops it, too")
+        wait_for(lambda: not a.status()["pool"]["lag_s"], "the index knows all")
 
 
 @pytest.mark.parametrize("listed", [False, True])

@@ -149,6 +149,11 @@ def test_stat_says_that_the_index_does_not_answer(pool: str, mount: Mount) -> No
         found = stat(a.path / "block")["pool"]
         assert (found["entry"], found["nodes"]) == ("unknown", [])
         assert "the index does not answer: " in run("stat", a.path / "block")
+        wait_for(lambda: not a.status()["pool"]["index"]["up"], "the node sees it")
+        words = [*KVFS, "stat", str(a.path / "other")]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        said = "No such file or directory, and the pool's index does not answer, so names of other"
+        assert (done.returncode, said in done.stderr) == (1, True), done.stderr
     finally:
         os.kill(pid, signal.SIGCONT)
     wait_for(lambda: owners(a.path / "block") == [str(a.path)], "the index answers again")

@@ -22,12 +22,13 @@ class FakeIndex:
         self.alive: set[str] = {ME}
         self.seen: dict[str, float] = {}
         self.up = True
+        self.full = False  # it keeps leases, and takes no times
         self.asked: list[str] = []
 
     async def nodes(self) -> dict[str, float]:
         if not self.up:
             raise IndexDownError("down")
-        for node in self.alive:
+        for node in () if self.full else self.alive:
             self.seen[node] = self.seen.get(node, 0.0) + RENEW_S
         return dict(self.seen)
 
@@ -113,6 +114,20 @@ def test_index_that_was_away_takes_no_node_along(how: str) -> None:
             index.alive |= {"a", "b"}
         await look(nodes, 10 * RENEW_S)
         assert (len(nodes), told) == (2, [])
+
+    run(test)
+
+
+def test_nodes_of_a_full_index_die_only_without_a_lease() -> None:
+    async def test(index: FakeIndex, nodes: Nodes, told: Told) -> None:
+        index.alive |= {"a", "b"}
+        await look(nodes)
+        index.full = True
+        await look(nodes, 10 * LEASE_S)
+        assert (len(nodes), told) == (2, [])
+        index.alive.discard("b")
+        await look(nodes, LEASE_S + 2 * RENEW_S)
+        assert (len(nodes), told) == (1, [("died", ["b:/m"])])
 
     run(test)
 

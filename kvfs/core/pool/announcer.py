@@ -11,8 +11,10 @@ mover computes the digest of an object that only RAM has.
 - If a program changes mode or owner of an object, they replace those in the index.
 - `pool/conflicts` does what follows if the index has another object by the name.
 
-While the index is down, changes wait, and the next turn sends them. After the index has lost its
-data, all objects are announced again, the newest first, STEP in each turn of the loop.
+While the index is down, changes wait, and the next turn sends them. If its memory is full, the
+announcements of a turn wait, and the next changes have their turn: withdrawals make room. After
+the index has lost its data, all objects are announced again, the newest first, STEP in each turn of
+the loop.
 """
 
 import logging
@@ -40,7 +42,7 @@ from kvfs.core.pool.told import Told
 from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import MoverPool
-from kvfs.pool.errors import IndexDownError
+from kvfs.pool.errors import IndexDownError, IndexFullError
 from kvfs.pool.index import Announcement, Lease, Owner, Unlinked
 from kvfs.tiers import Tier
 
@@ -51,6 +53,7 @@ AT_ONCE = 64  # objects in one pipeline: with 256, opens beside a rebuild waited
 STEP = 64  # objects that a rebuild looks at between two turns of the loop
 REBUILD_PAUSE = 0.002  # s between two steps: turns announce 12,000 objects/s, and the loop is free
 AGAIN_S = 1.0  # s after a failure of the index
+REFUSED_S = 0.05  # s after a turn that a full index refused, to the next 64 changes
 DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one more, and stays here
 
 
@@ -84,6 +87,7 @@ class Announcer:
         self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
+        self._refused: dict[int, float] = {}  # by a full index: they wait for all other changes
         self._told: dict[int, Told] = {}
         # Modes and owners before the present changes, also of objects that only other nodes have
         self._attributes: dict[int, tuple[int, int, int]] = {}
@@ -99,8 +103,8 @@ class Announcer:
 
         An object counts while it waits for its digest. One that can have none does not count.
         """
-        changed = next(iter(self._changed.values()), math.inf)
-        first = min(changed, self._telling_since, self.digests.since)
+        oldest = (next(iter(one.values()), math.inf) for one in (self._changed, self._refused))
+        first = min(*oldest, self._telling_since, self.digests.since)
         return max(0.0, trio.current_time() - first)
 
     # What changes
@@ -286,15 +290,23 @@ class Announcer:
                 self._telling_since = next(iter(since.values()))
                 try:
                     await self._turn(inos)
-                    self._logged = False
+                    self._logged = self._logged and bool(self._refused)
                 except IndexDownError as error:
                     level = logging.DEBUG if self._logged else logging.WARNING
                     log.log(level, "the pool learns later of changes here: %s", error)
                     self._logged = True
-                    self._changed = {**since, **self._changed}
-                    await trio.sleep(AGAIN_S)
+                    full = isinstance(error, IndexFullError)
+                    if full:
+                        self._refused.update(since)
+                    else:
+                        self._changed = {**since, **self._changed}
+                    await trio.sleep(REFUSED_S if full else AGAIN_S)
                 finally:
                     self._telling_since = math.inf
+            if self._refused:
+                self._changed, self._refused = self._refused, {}
+                self._wake.set()
+                await trio.sleep(AGAIN_S)
             if self._flushed:
                 self._changed, self._flushed = self._flushed, {}
                 self._wake.set()

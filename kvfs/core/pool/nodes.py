@@ -2,10 +2,11 @@
 
 Contract: `run` looks at the index as long as the mount. A node lives while it renews its lease: the
 index has the time of the last renewal by the node's clock, so kvfs asks only whether that time
-changes. A node has *left* if the index does not list it any more, and has *died* if it renews
-nothing for LEASE_S. While the index does not answer, or has lost its data, no node goes. A look
-reads one key; with more than 300 nodes kvfs looks less often, at most 100 times a second in the
-whole pool. Not for reads, which ask for the leases of owners (`peers`).
+changes, and looks at the lease if it does not: an index whose memory is full takes no times. A node
+without a lease has *left* if the index does not list it any more, and else has *died*. While the
+index does not answer, or has lost its data, no node goes. A look reads one key; with more than 300
+nodes kvfs looks less often, at most 100 times a second in the whole pool. Not for
+reads, which ask for the leases of owners (`peers`).
 """
 
 from collections.abc import Callable
@@ -70,46 +71,47 @@ class Nodes:
         try:
             seen = await self.index.nodes()
             new = [one for one in seen if self._is_new(one, seen[one])]
-            leases = await self.index.leases(new)
+            late = self._late(seen)
+            leases = await self.index.leases([*new, *late])
         except IndexDownError:  # `peers` says so
             self._blind = True
             return
         now, first, self._first = trio.current_time(), self._first, False
-        if self._blind or self.me not in seen:
-            for known in self._nodes.values():
-                known.at = now
         self._blind = self.me not in seen
-        joined = []
-        for node, lease in zip(new, leases, strict=True):
-            if lease is None:
-                self._dead[node] = seen[node]
+        told: dict[str, list[str]] = {"joined": [], "left": [], "died": []}
+        for node, lease in zip([*new, *late], leases, strict=True):
+            known = self._nodes.get(node)
+            if lease is not None:
+                self._dead.pop(node, None)
+                self._nodes[node] = _Node(lease.name, seen.get(node, 0.0), now)
+                told["joined"] += [] if known or first else [lease.name]
                 continue
-            self._dead.pop(node, None)
-            self._nodes[node] = _Node(lease.name, seen[node], now)
-            joined.append(self._nodes[node].name)
-        gone = self._renew(seen, now)
-        for how, names in (("joined", [] if first else joined), *gone.items()):
+            if node in seen:
+                self._dead[node] = seen[node]
+            if known is not None:
+                del self._nodes[node]
+                told["died" if node in seen else "left"].append(known.name)
+        for node in [one for one in self._dead if one not in seen]:
+            del self._dead[node]
+        for how, names in told.items():
             if names:
                 self.changed(how, names)
 
     def _is_new(self, node: str, renewed: float) -> bool:
         return node not in self._nodes and node != self.me and self._dead.get(node) != renewed
 
-    def _renew(self, seen: dict[str, float], now: float) -> dict[str, list[str]]:
-        """Note the renewals. Return the names of the nodes that have gone, by how."""
-        gone: dict[str, list[str]] = {"left": [], "died": []}
-        for node, known in list(self._nodes.items()):
+    def _late(self, seen: dict[str, float]) -> list[str]:
+        """Note the renewals. Return the nodes that have had none for too long."""
+        now, late = trio.current_time(), list[str]()
+        for node, known in self._nodes.items():
             renewed = seen.get(node)
-            if renewed is not None and renewed != known.renewed:
+            if self._blind or self.me not in seen:
+                known.at = now
+            elif renewed is not None and renewed != known.renewed:
                 known.renewed, known.at = renewed, now
             elif now - known.at > (MISSED_S if renewed is None else LEASE_S):
-                del self._nodes[node]
-                if renewed is not None:
-                    self._dead[node] = renewed
-                gone["left" if renewed is None else "died"].append(known.name)
-        for node in [one for one in self._dead if one not in seen]:
-            del self._dead[node]
-        return gone
+                late.append(node)
+        return late
 
 
 def named(names: list[str]) -> str:

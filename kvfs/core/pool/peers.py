@@ -1,6 +1,7 @@
 """The nodes of the pool: our lease, and the peers that may be read from.
 
-Contract: `run` renews our lease, and calls `lost` when the index has lost its data. A peer is
+Contract: `run` renews our lease, and calls `lost` when the index has lost its data. An index whose
+memory is full takes no new lease, but it keeps the last one of this life. A peer is
 *usable* if it has a lease with the incarnation of the entry, serves at an address, and has not
 failed lately. Leases are believed for LEASE_SEEN seconds. An owner is *dead* if for DEAD_S seconds
 no look found a lease of its node in that life. An address comes from a lease only, so
@@ -21,7 +22,7 @@ import trio
 from kvfs.core.pool.news import News
 from kvfs.pool import addresses
 from kvfs.pool.connection import NOT_ASKED
-from kvfs.pool.errors import IndexDownError
+from kvfs.pool.errors import IndexDownError, IndexFullError
 from kvfs.pool.index import PATIENCE, Index, Lease, Life, Owner, PoolEntry
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Peers:
         self.lost = lost
         self.epoch = ""  # of the index, as far as is known
         self.why = NOT_ASKED  # why our lease is not renewed; "" if it is
+        self.full = ""  # why the index takes no new objects; "" if it does
         self.asked = False  # a try to reach the index has ended, well or not
         self._leases: dict[str, tuple[float, Lease | None]] = {}  # when seen, and what
         self._failures: dict[str, _Failing] = {}
@@ -74,21 +76,27 @@ class Peers:
     async def renew(self) -> None:
         """Renew our lease once, and look whether the index is still the same."""
         try:
-            epoch = await self.index.renew(self.me(), secrets.token_hex(8), time.time())
+            epoch, full = await self._renew()
         except IndexDownError as error:
             self.asked = self.asked or self.index.servers.tried
             if not self.asked:  # the daemon has just begun, and connects
                 return
-            if not self.why:
+            if self.why in {"", NOT_ASKED}:
                 self.news.tell("index down", why=str(error))
                 log.warning("the pool's index is down, other nodes' objects are misses: %s", error)
-            self.why = str(error)
+            self.why, self.full = str(error), ""
             return
         self.asked = True
         if self.why and self.epoch:
             self.news.tell("index up")
             log.info("the pool's index answers again")
-        self.why = ""
+        if full and not self.full:
+            told = self.news.tell_seldom("index full", "index full", why=full)
+            level = logging.WARNING if told else logging.DEBUG
+            log.log(level, "the pool's index takes no new objects: %s", full)
+        self.why, self.full = "", full
+        if epoch is None:
+            return
         away, self._renewed = trio.current_time() - self._renewed, trio.current_time()
         if epoch == self.epoch and away > DEAD_S / 2:
             self.lost()  # others may have taken this node out
@@ -98,6 +106,17 @@ class Peers:
                 log.info("the pool's index has lost its data: objects are announced again")
             self.epoch = epoch
             self.lost()
+
+    async def _renew(self) -> tuple[str | None, str]:
+        """Renew our lease, or keep it in a full index, and return its epoch and why it is full.
+
+        The epoch is None if a full index has no lease of ours. Raises IndexDownError.
+        """
+        me = self.me()
+        try:
+            return await self.index.renew(me, secrets.token_hex(8), time.time()), ""
+        except IndexFullError as error:
+            return await self.index.keep(me), str(error)
 
     async def leave(self) -> None:
         """End our lease: our entries are no entries any more."""

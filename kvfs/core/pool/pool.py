@@ -31,7 +31,7 @@ from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
 from kvfs.core.pool.nodes import Nodes, named
 from kvfs.core.pool.offering import Offering
-from kvfs.core.pool.owners import owners
+from kvfs.core.pool.owners import conflicts, owners
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.reads import PeerReads
 from kvfs.core.pool.recheck import Recheck
@@ -116,8 +116,13 @@ class Pool:
             room=self.taking.room,
             objects=len(announcer.objects.announced),
             bytes=announcer.objects.bytes,
-            lag_s=round(announcer.lag_s, 3),
+            lag_s=round(self.lag_s, 3),
         )
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds since the oldest change or drop that the index does not know; 0 without one."""
+        return max(self.announcer.lag_s, self.entries.tokens.lag_s)
 
     def set_copies(self, copies: str) -> None:
         """Keep last copies in the pool, or drop them: the option `pool_copies`."""
@@ -271,16 +276,19 @@ class Pool:
         """The seconds that the kernel may keep the facts of an inode."""
         return min(most, VALID) if inode.is_file else most
 
-    async def describe(self) -> dict[str, Any]:
+    async def describe(self, *, with_conflicts: bool = False) -> dict[str, Any]:
         """The state, with the nodes of the pool; without other nodes if the index is down."""
         index, found = self.lookup.index, dict(self.status())
+        if with_conflicts:
+            others, wait = self.announcer.objects.others, self.ledger.tiers.nodes.wait
+            found["conflicts"] = await conflicts(self.lookup, others, wait)
         try:
             seen = await index.nodes()
             leases = await index.leases(list(seen))
             names = await index.node_names()
         except IndexDownError as error:
-            asked = self.peers.asked
-            found["nodes"], found["index"] = [], {"up": False, "why": str(error), "asked": asked}
+            found["nodes"], down = [], {"up": False, "full": False, "why": str(error)}
+            found["index"] = {**found["index"], **down}
             return found
         now = time.time()
         found["nodes"] = [
@@ -312,12 +320,14 @@ class Pool:
             "hits": self.ledger.tiers.nodes.hits,
             "index": {
                 "up": not self.peers.why,
-                "why": self.peers.why,
+                "full": bool(self.peers.full),
+                "why": self.peers.why or self.peers.full,
                 "asked": self.peers.asked,
             },
             "objects": len(self.announcer.objects.announced),
             "bytes": self.announcer.objects.bytes,
-            "lag_s": self.announcer.lag_s,
+            "lag_s": self.lag_s,
+            "in_conflict": len(self.announcer.objects.others),
             "out": list(self.peers.out),
             "failing": self.peers.failing,
             "streaming": self.fetcher.streaming,

@@ -65,6 +65,12 @@ class DropTokens:
         batch.set_fact(_UNTOLD, json.dumps(untold))
         batch.then(lambda: setattr(self, "untold", untold))
 
+    @property
+    def lag_s(self) -> float:
+        """Seconds since the oldest drop of this node that the index does not know; 0 without."""
+        times = [int(token, 16) for token in self.untold.values()]
+        return max(0.0, (time.time_ns() - min(times)) / 1e9) if times else 0.0
+
     def told(self, name: str, token: str) -> None:
         """Note that the index knows a drop of this node."""
         if self.untold.get(name) == token:

@@ -107,7 +107,7 @@ async function showEvents() {
 
 function poolTile(pool) {
   const tile = element("div", undefined, "tile");
-  const ill = [pool.up ? "" : pool.asked ? "the index is down" : "the index was not asked yet", pool.serves ? "" : "serves nobody"].filter(Boolean).join(", ");
+  const ill = [pool.up ? "" : pool.asked ? "the index is down" : "the index was not asked yet", pool.full ? "the memory of the index is full" : "", pool.serves ? "" : "serves nobody"].filter(Boolean).join(", ");
   tile.append(element("strong", "pool"), " ", element("span", ill || "healthy", ill ? "bad" : ""));
   tile.append(element("div", `${number(pool.nodes)} live nodes; ${pool.objects} objects of this node, ${size(pool.bytes)}`));
   tile.append(element("div", `${pool.found} objects found, ${number(pool.hits)} hits`));
