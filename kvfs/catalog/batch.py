@@ -287,7 +287,7 @@ class Batch:
         self._changes.append((keys.FACTS + name.encode(), value.encode()))
 
     def mark(self, kind: bytes, ino: int, value: bytes = b"") -> None:
-        """Set a mark of a kind keyed by number: n, r, t, p, l, e; for the bucket s, u, z, k."""
+        """Set a mark of a kind keyed by number: n, r, t, p, l, e, y; for the bucket s, u, z, k."""
         self._be_of_format(keys.BUCKETED if kind in keys.BUCKET_KINDS else keys.PLACED)
         self._changes.append((kind + keys.number_key(ino), value))
 

@@ -24,6 +24,8 @@ Keys (integers big endian, so that they sort):
   attempt may have made there; its outcome is unknown.
 - g KEY: an object that lost this name of the pool, and when: its digest, its time of modification,
   and the time of the loss, both ns. See `core/pool/leaving`.
+- y ino: another object has the name of this one in the pool: its digest, its time of modification
+  (ns), the epoch of the index, and the key. See `core/pool/indexed`.
 - q index: a request that was carried out, and the inode that it made or 0 (`Answers`).
 - m name: facts about the whole: format, counter, session, changes (journal), ...
 """
@@ -45,6 +47,7 @@ CONTESTED = b"k"  # says nothing about the bucket's content: not one of those ki
 BUCKET_KINDS = (STORED, UNSTORED, DELETED)
 GOING = b"e"
 LEFT = b"g"
+IN_CONFLICT = b"y"
 ANSWERS, FACTS = b"q", b"m"
 CHANGES = FACTS + b"changes"  # the number of the last change, which each change writes
 UNJOURNALED = FACTS + b"unjournaled"  # the last change that the journal was not meant to have

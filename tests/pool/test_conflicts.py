@@ -192,3 +192,77 @@ def test_later_object_in_conflict_stands_after_a_loss_of_the_index(
         settled(kv)
     for kv in (a, b, c):
         assert read(kv.path / "block") == later
+
+
+RESTARTS = pytest.mark.parametrize("how", ["kill", "upgrade", "mount"])
+
+
+def restart(kv: Mounted, how: str) -> None:
+    """Give a node another daemon."""
+    if how == "kill":
+        kv.kill_daemon()
+    elif how == "upgrade":
+        subprocess.run([*KVFS, "upgrade", str(kv.path)], check=True, capture_output=True)
+    else:
+        kv.remount()
+    restarted(kv)
+
+
+def restarted(kv: Mounted) -> None:
+    """Wait until a new daemon has told the index of all its objects, the newest first."""
+    wait_for(lambda: announced(kv) >= 1, "its other object is announced")
+    settled(kv)
+
+
+@ORDERS
+@RESTARTS
+def test_conflict_outlives_the_daemon(
+    pool: str, mount: Mount, how: str, conflict: Conflict
+) -> None:
+    a, b, c = (node(mount, pool, name) for name in "abc")
+    write(b, "before", b"b")
+    conflict(pool, a, b)
+    settled(b)
+    for _ in range(2):  # the next daemon after that knows it, too
+        restart(b, how)
+        assert read(b.path / "block") == b"of b"
+        assert read(a.path / "block") == b"of a"
+    gets(c, "block", b"of a")
+    assert [count(kv, "stale") for kv in (a, b)] == [0, 0]
+    (a.path / "block").unlink()
+    for kv in (a, b, c):
+        wait_for(lambda: absent(kv.path / "block"), "no node has it")  # noqa: B023
+
+
+@ORDERS
+@pytest.mark.parametrize("how", ["evict", "evict and write", "unlink", "rewrite", "lose"])
+def test_conflict_that_ends_while_its_node_is_away(
+    pool: str, mount: Mount, how: str, conflict: Conflict
+) -> None:
+    """The later of two objects stands after a loss of the index, or if the first one is evicted."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(b, "before", b"b")
+    conflict(pool, a, b)
+    settled(b)
+    b.umount()
+    index = redis.Redis(port=port_of(pool))
+    stands: bytes | None = b"of b"
+    if how.startswith("evict"):
+        drop(a, "block")
+        wait_for(lambda: not index.exists(KEY), "the index knows it")
+        if how == "evict and write":
+            write(a, "block", stands := b"third")
+    elif how == "lose":
+        a.allow_log("the pool's index")
+        index.flushall()
+        wait_for(lambda: index.exists(KEY), "a announces its own again")
+        stands = b"of b" if conflict is in_conflict else b"of a"
+    else:
+        change(a.path / "block", how)
+        wait_for(lambda: index.hexists(KEY, "gone"), "the index knows it")
+        settled(a)
+        stands = None if how == "unlink" else b"new of a"
+    b.mount()
+    restarted(b)
+    for kv in (a, b):
+        wait_for(lambda: read(kv.path / "block") == stands, "each has it")  # noqa: B023

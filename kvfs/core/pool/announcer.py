@@ -155,6 +155,7 @@ class Announcer:
                 continue
             if ino not in self._withdrawn and before.leaves(ino, batch):
                 self.entries.leaving.leaves(before.indexed, batch)
+                self.objects.leaves(ino, batch)
                 self._delete_elsewhere(before, batch)
                 batch.then(partial(self._told.__setitem__, ino, before._replace(there="")))
 
@@ -314,7 +315,7 @@ class Announcer:
     async def _announce_all(self) -> None:
         """Tell of all names that left, and note all objects as changed, the newest first."""
         start_task("the names that left", self._unlink_again)
-        self.objects.lost()
+        self.objects.lost(self.peers.epoch)
         self.listed.lost()
         at, catalog = keys.LAST, self.ledger.catalog
         while found := catalog.numbers_before(at, STEP):
@@ -391,6 +392,8 @@ class Announcer:
             )
             if inode is not None and wanted is not None:
                 other = None if ino in gone else self.objects.others.get(ino)
+                if other is not None and other.key != wanted.key:  # since before a kill
+                    other = None
                 new.append((ino, wanted._replace(changed=changed, other=other)))
                 self.objects.in_turn[ino] = wanted.key
             elif inode is not None and inode.in_pool and changed:
@@ -403,7 +406,7 @@ class Announcer:
                 self.entries.leaving.told(before.indexed, ino, gone=ino in gone)
         await self.listed.unlist(left, await self.index.withdraw(me.node, left))
         for ino in gone:
-            self.objects.others.pop(ino, None)
+            self.objects.end_conflict(ino)
         for ino in told:
             self.objects.is_no_more(ino)
         for ino in inos:
@@ -414,16 +417,20 @@ class Announcer:
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(new)
-        self._save_left(gone.values())
+        self._save(gone.values())
 
-    def _save_left(self, gone: Iterable[Told]) -> None:
-        """Write the names that left without a batch of their own, as below a renamed directory."""
+    def _save(self, gone: Iterable[Told]) -> None:
+        """Write the names that left without a batch of their own, as below a renamed directory.
+
+        Also conflicts that began or ended.
+        """
         try:
             if elsewhere := [one for one in gone if one.there]:
                 with self.ledger.catalog.batch() as batch:
                     for one in elsewhere:
                         self._delete_elsewhere(one, batch)
             self.entries.leaving.save()
+            self.objects.save()
         except CatalogError as error:
             log.error("names that left the pool are not in the catalog yet: %s", error)
 

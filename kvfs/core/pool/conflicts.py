@@ -72,6 +72,8 @@ class Conflicts:
         inos = list(islice(others, AT_ONCE))
         for ino in inos:
             others[ino] = others.pop(ino)  # the others come first next time
+            if self.ledger.table.inode(ino) is None:  # the daemon before this one dropped it
+                self.announce(ino)
         asked = [ino for ino in inos if self._is_shared(ino)]
         entries = await self.index.find([others[ino].key for ino in asked], patience=LONG)
         for ino, entry in zip(asked, entries, strict=True):
@@ -107,8 +109,9 @@ class Conflicts:
     async def meet(self, ino: int, wanted: Announcement) -> None:
         """Do what follows if another object has the name. Raises IndexDownError.
 
-        If no live node has that one, or all failed lately, this node frees the name. If this one
-        had the name earlier, it goes. Else it stays out of the pool.
+        If no live node has that one, or all failed lately, this node frees the name. If that one is
+        later, this one goes if it had the name earlier, or was in conflict with a third one. Else
+        it stays out of the pool.
         """
         (entry,) = await self.index.find([wanted.key], patience=LONG)
         if isinstance(entry, GoneEntry):
@@ -123,7 +126,10 @@ class Conflicts:
             # A node that seems dead may only lack its lease for a moment, and keeps its object.
             await self.index.unlink([other], remembered=0)
             self.announce(ino)
-        elif not wanted.fresh and (other.mtime_ns, other.digest) > (mine.mtime_ns, mine.digest):
+            return
+        known = self.objects.others.get(ino, other)
+        later = (other.mtime_ns, other.digest) > (mine.mtime_ns, mine.digest)
+        if later and not (wanted.fresh and known in {mine, other}):
             self.let_go(ino, wanted.facts.digest)
         else:
             self._enter(ino, wanted, other)
@@ -135,7 +141,7 @@ class Conflicts:
         """
         if self.objects.others.get(ino) == other:  # it was counted
             return
-        self.objects.others[ino] = other
+        self.objects.begin_conflict(ino, other)
         self.counters["conflicts"] += 1
         catalog, folder = self.ledger.catalog, wanted.key.rpartition("/")[0]
         path, count = catalog.path_of(ino), self.counters["conflicts"]
@@ -153,14 +159,14 @@ class Conflicts:
             return
         log.info("%s: another node has unlinked or replaced it", self.ledger.catalog.named(ino))
         self.counters["stale"] += 1
-        other = self.objects.others.pop(ino, None)  # the drop is to hide no later object
+        other = self.objects.end_conflict(ino)  # the drop is to hide no later object
         try:
             self._leave_bucket(inode)
             self.ledger.removals.drop(inode, "stale", stored=False)  # the rest of a group stays
         except KvfsError as error:
             log.error("%s keeps its name: %s", self.ledger.catalog.named(ino), error)
             if other is not None:
-                self.objects.others[ino] = other
+                self.objects.begin_conflict(ino, other)
 
     def _leave_bucket(self, inode: Inode) -> None:
         """Delete an object from the bucket, unless its key has another one by now.

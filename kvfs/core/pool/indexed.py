@@ -3,19 +3,26 @@
 Contract: synchronous. The announcer notes here what the index has answered. An object is *fresh* if
 a program has written or renamed it since the daemon's start, and the index does not have it. One
 that came from another node or from a bucket is not. Only a fresh object, or a later one, may take a
-name that was unlinked. The index may also have objects
-from before the daemon's start. Keys are those that the index was told: a directory above may have
-another name since then. Not for asking the index (`pool/recheck`).
+name that was unlinked. The index may also have objects from before the daemon's start. An object in
+conflict stays fresh until the index loses its data. The catalog has the conflict, so that the next
+daemon knows it. Keys are those that the index was told: a directory above may have another name
+since then. Not for asking the index (`pool/recheck`).
 """
 
+import logging
 import time
+from functools import partial
+from struct import Struct
 from typing import NamedTuple
 
-from kvfs.catalog import Inode
+from kvfs.catalog import Batch, Inode, keys
 from kvfs.core.pool.entries import PoolEntries
 from kvfs.pool.index import Announcement, Unlinked
 from kvfs.s3.keys import escape
 
+log = logging.getLogger(__name__)
+
+_OTHER = Struct(">16sQ16s")  # the digest, the time of modification, and the epoch; then the key
 CLOCK_STEP_NS = 10**7  # the clock of files may be a tick behind
 
 
@@ -37,6 +44,9 @@ class IndexedObjects:
         self.announced: dict[int, Indexed] = {}
         self.bytes = 0  # of the announced objects
         self.others: dict[int, Unlinked] = {}  # what has the names of objects in conflict
+        self.epoch = ""  # of the index
+        self._epochs: dict[int, str] = {}  # in which objects in conflict were refused
+        self._unsaved: set[int] = set()  # in conflict or not, and the catalog says otherwise
         # Objects whose state the index is being told, and the keys that it gets of them, or "".
         self.in_turn: dict[int, str] = {}
         # The same of turns that failed: the index may learn of them yet, once it reads again.
@@ -47,6 +57,21 @@ class IndexedObjects:
         self._taken: set[int] = set()  # lost a name here, and the index does not have the next one
         self._folders: dict[str, str] = {}  # each folder of `Indexed` once
         self._began_ns = time.time_ns() - CLOCK_STEP_NS
+        self._load()
+
+    def _load(self) -> None:
+        """Read the conflicts that the daemon before this one knew."""
+        catalog = self.entries.catalog
+        for ino, value in catalog.marks(keys.IN_CONFLICT):
+            if len(value) <= _OTHER.size:
+                path, named = catalog.path, catalog.named(ino)
+                log.error("catalog %s: the record of the name %s is invalid", path, named)
+                continue
+            digest, mtime_ns, epoch = _OTHER.unpack_from(value)
+            key = value[_OTHER.size :].decode("utf-8", "replace")
+            self.others[ino] = Unlinked(key, digest, mtime_ns)
+            self._epochs[ino] = epoch.rstrip(b"\0").decode("utf-8", "replace")
+            self._taken.add(ino)
 
     # Questions
 
@@ -123,6 +148,36 @@ class IndexedObjects:
         """Note that a program writes an object here."""
         self._written.add(ino)
 
+    def begin_conflict(self, ino: int, other: Unlinked) -> None:
+        """Note that another object has the name of an object."""
+        self.others[ino], self._epochs[ino] = other, self.epoch
+        self._unsaved.add(ino)
+
+    def end_conflict(self, ino: int) -> Unlinked | None:
+        """Note that an object is in conflict no more. Returns what had its name."""
+        if ino in self.others:
+            self._unsaved.add(ino)
+        self._epochs.pop(ino, None)
+        return self.others.pop(ino, None)
+
+    def leaves(self, ino: int, batch: Batch) -> None:
+        """Note that a batch takes the name of an object: the next daemon knows no conflict."""
+        if ino in self.others:
+            batch.unmark(keys.IN_CONFLICT, ino)
+            batch.then(partial(self._unsaved.discard, ino))
+
+    def save(self) -> None:
+        """Write what the catalog lacks. Raises CatalogError."""
+        if not self._unsaved:
+            return
+        with self.entries.catalog.batch() as batch:
+            for ino in self._unsaved:
+                if (other := self.others.get(ino)) is None:
+                    batch.unmark(keys.IN_CONFLICT, ino)
+                else:
+                    batch.mark(keys.IN_CONFLICT, ino, _value(other, self._epochs[ino]))
+            batch.then(self._unsaved.clear)
+
     def end_turn(self, *, failed: bool) -> None:
         """Note that a turn has ended."""
         if failed:
@@ -139,7 +194,7 @@ class IndexedObjects:
         self._written.discard(ino)
         self._tried.pop(ino, None)
         self._earlier.pop(ino, None)
-        self.others.pop(ino, None)
+        self.end_conflict(ino)
         before = self.announced.get(ino)
         self.bytes += wanted.facts.size - (0 if before is None else before.size)
         version = int(wanted.owner.file.partition(".")[2], 16)
@@ -156,16 +211,27 @@ class IndexedObjects:
     def forget(self, ino: int) -> None:
         """Forget an object that is not here any more, of which the index knows."""
         self.is_no_more(ino)
-        for known in (self.fetched, self._tried, self._earlier, self.others):
+        self.end_conflict(ino)
+        for known in (self.fetched, self._tried, self._earlier):
             known.pop(ino, None)
         self._taken.discard(ino)
         self._written.discard(ino)
 
-    def lost(self) -> None:
-        """Note that the index has lost its data: objects in conflict are no later than others."""
-        self._written.difference_update(self.others)
-        self._taken.difference_update(self.others)
+    def lost(self, epoch: str) -> None:
+        """Note that the index has lost its data, or that this daemon has begun.
+
+        Objects in conflict from another epoch of the index are no later than others.
+        """
+        self.epoch = epoch
+        past = [ino for ino, refused in self._epochs.items() if refused != epoch]
+        self._written.difference_update(past)
+        self._taken.difference_update(past)
         self._earlier |= self.announced
         self.announced.clear()
         self._folders.clear()
         self.bytes = 0
+
+
+def _value(other: Unlinked, epoch: str) -> bytes:
+    head = _OTHER.pack(other.digest, max(0, other.mtime_ns), epoch.encode())
+    return head + other.key.encode()
