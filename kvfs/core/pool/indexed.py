@@ -9,6 +9,7 @@ another name since then. Not for asking the index (`pool/recheck`).
 """
 
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kvfs.catalog import Inode
@@ -123,11 +124,12 @@ class IndexedObjects:
         """Note that a program writes an object here."""
         self._written.add(ino)
 
-    def end_turn(self, *, failed: bool) -> None:
-        """Note that a turn has ended."""
-        if failed:
-            self._tried.update((ino, key) for ino, key in self.in_turn.items() if key)
-        self.in_turn.clear()
+    def end_turn(self, inos: Iterable[int], *, failed: bool) -> None:
+        """Note that the turn of these objects has ended."""
+        for ino in inos:
+            key = self.in_turn.pop(ino)
+            if failed and key:
+                self._tried[ino] = key
 
     def takes_back(self, ino: int) -> None:
         """Note that the name of an object is being taken back."""
