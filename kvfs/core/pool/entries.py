@@ -16,7 +16,7 @@ from kvfs.core.pool.tokens import DropTokens
 from kvfs.pool.index import PoolEntry, Switch
 from kvfs.s3.chunks import Chunks
 from kvfs.s3.facts import Facts
-from kvfs.s3.keys import KEY_MAX, Keys, ObjectName, unescape
+from kvfs.s3.keys import KEY_MAX, Keys, ObjectName, escape, unescape
 from kvfs.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -46,16 +46,28 @@ class PoolEntries:
         """Whether the namespace of a file or directory takes part in the pool."""
         return self.namespaces.of(inode).settings.pool
 
-    def key(self, inode: Inode) -> str | None:
-        """The key of an object by its first name, shared or not; None if it can have none."""
+    def key(self, inode: Inode, folders: dict[int, str] | None = None) -> str | None:
+        """The key of an object by its first name, shared or not; None if it can have none.
+
+        folders: those of directories, as earlier calls found them, if nothing has changed since.
+        """
         found = self.catalog.first_name(inode)
-        if found is None or found[0] is None:
+        if found is None:
             return None
         directory, entry = found
         if self.namespaces.places.is_temporary(directory, entry.name):
             return None
+        if folders is not None and (folder := folders.get(directory.ino)):
+            key = folder + escape(entry.name)
+            if len(key) <= KEY_MAX:
+                return key
         name = self.namespaces.bucket_name(directory, entry.name, dropped=True)
-        return None if name is None else self.keys.of(_in_pool(name))
+        if name is None:
+            return None
+        key = self.keys.of(_in_pool(name))
+        if folders is not None and (listed := self.folder_of(key)) is not None:
+            folders[directory.ino] = listed[0]
+        return key
 
     def key_of_name(self, parent: int, name: bytes) -> tuple[str, str] | None:
         """The key of a name that is not known here, and its folder if it may be a directory."""

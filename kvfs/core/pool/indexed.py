@@ -11,6 +11,7 @@ since then. Not for asking the index (`pool/recheck`).
 
 import logging
 import time
+from collections.abc import Iterable
 from functools import partial
 from struct import Struct
 from typing import NamedTuple
@@ -178,11 +179,12 @@ class IndexedObjects:
                     batch.mark(keys.IN_CONFLICT, ino, _value(other, self._epochs[ino]))
             batch.then(self._unsaved.clear)
 
-    def end_turn(self, *, failed: bool) -> None:
-        """Note that a turn has ended."""
-        if failed:
-            self._tried.update((ino, key) for ino, key in self.in_turn.items() if key)
-        self.in_turn.clear()
+    def end_turn(self, inos: Iterable[int], *, failed: bool) -> None:
+        """Note that the turn of these objects has ended."""
+        for ino in inos:
+            key = self.in_turn.pop(ino)
+            if failed and key:
+                self._tried[ino] = key
 
     def takes_back(self, ino: int) -> None:
         """Note that the name of an object is being taken back."""
