@@ -15,7 +15,7 @@ import re
 import socket
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -123,9 +123,12 @@ class Connection:
         self._wake = trio.Event()
 
     async def ask(self, commands: Sequence[Command], *, patience: float) -> list[Reply]:
-        """Return a reply for each command. Raises IndexDownError."""
-        if self.why:
-            raise (IndexRefusedError if self._refused else IndexDownError)(f"{self}: {self.why}")
+        """Return a reply for each command. Raises IndexDownError.
+
+        The first calls wait for the connection.
+        """
+        if self.why not in {"", NOT_ASKED}:
+            raise self._down(self.why)
         call = _Call(commands)
         self._waiting.append(call)
         self._wake.set()
@@ -137,8 +140,11 @@ class Connection:
             call.ended.set()  # if it still waits, it is not sent
             raise IndexDownError(f"{self}: no answer within {patience * 1000:.0f} ms")
         if call.failed:
-            raise IndexDownError(f"{self}: {call.failed}")
+            raise self._down(call.failed)
         return call.replies
+
+    def _down(self, why: str) -> IndexDownError:
+        return (IndexRefusedError if self._refused else IndexDownError)(f"{self}: {why}")
 
     async def run(self) -> None:
         """Connect, and carry commands, for ever."""
@@ -148,6 +154,7 @@ class Connection:
                     stream = await self.dial()
             except (*BROKEN, IndexDownError) as error:
                 self.why, self._refused = reason(error), is_lasting(error)
+                self._fail(self._waiting)
             else:
                 self.why, self._refused = "", False
                 try:
@@ -205,11 +212,15 @@ class Connection:
                     self._wake.set()
         except BROKEN as error:
             self.why = reason(error)
-            for call in (*calls, *self._waiting):
-                if not call.ended.is_set():
-                    call.failed = self.why
-                    call.ended.set()
-            self._waiting.clear()
+            self._fail((*calls, *self._waiting))
+
+    def _fail(self, calls: Iterable[_Call]) -> None:
+        """End these calls, and all that wait."""
+        for call in calls:
+            if not call.ended.is_set():
+                call.failed = self.why
+                call.ended.set()
+        self._waiting.clear()
 
     def _next(self) -> list[_Call]:
         """Take the calls of one pipeline, without those that nobody waits for any more."""

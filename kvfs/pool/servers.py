@@ -65,6 +65,7 @@ class Servers:
         self._slots: list[Connection | None] = [None] * REDIS_CLUSTER_HASH_SLOTS  # of a cluster
         self._master: Connection | None = None  # if there is one server for all keys
         self._look = trio.Event()
+        self._first = trio.Event()  # the first try to find them has ended
         self._refused = False  # none is known, for a reason that stays
 
     @classmethod
@@ -82,6 +83,8 @@ class Servers:
 
     async def ask(self, commands: Sequence[tuple[str, Command]], *, patience: float) -> list[Reply]:
         """Return the reply to each command; each comes with the key that finds its server."""
+        with trio.move_on_after(patience):  # else names would be misses after each takeover
+            await self._first.wait()
         if self.place.kind != "cluster":
             if self._master is None:
                 raise self._down(self.why)
@@ -168,6 +171,7 @@ class Servers:
                 except IndexDownError as error:
                     self.why, self._refused = str(error), isinstance(error, IndexRefusedError)
                     self._look.set()
+                self._first.set()
                 if self.place.kind == "single":
                     await trio.sleep_forever()
                 await self._look.wait()

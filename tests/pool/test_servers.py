@@ -388,6 +388,31 @@ def test_abandoned_question_is_not_sent(tmp_path: Path) -> None:
         trio.run(case, process)
 
 
+def test_first_question_waits_for_the_connection(tmp_path: Path) -> None:
+    """The daemon that follows another one serves programs at once."""
+    port = free_port()
+
+    async def case() -> None:
+        async with running(f"redis://127.0.0.1:{port}/kv") as index:
+            assert not index.servers.tried
+            assert await index.find(["@0/x"], patience=PATIENCE_S) == [None]
+
+    with server(tmp_path, port):
+        trio.run(case)
+
+
+def test_first_question_waits_no_longer_than_the_first_try() -> None:
+    async def case(url: str) -> None:
+        async with running(url) as index:
+            with trio.fail_after(PATIENCE_S / 2), pytest.raises(IndexDownError):
+                await index.find(["@0/x"], patience=PATIENCE_S)
+            assert index.servers.tried
+
+    for kind in ("redis", "redis+sentinel", "redis+cluster"):
+        service = "/mymaster" if kind == "redis+sentinel" else ""
+        trio.run(case, f"{kind}://127.0.0.1:{free_port()}{service}/kv")
+
+
 def test_index_that_ends_while_nobody_asks_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

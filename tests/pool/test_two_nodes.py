@@ -666,7 +666,7 @@ def test_peer_that_hangs_is_a_miss_within_the_wait(pool: str, mount: Mount) -> N
     wait_for(lambda: read(b.path / "block") == b"x" * MIB, "the peer answers again")
 
 
-def test_writer_makes_no_file_of_a_name_whose_node_hangs(pool: str, mount: Mount) -> None:
+def test_writer_takes_no_name_from_a_node_that_hangs(pool: str, mount: Mount) -> None:
     """The node of the object would lose it."""
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)
@@ -677,11 +677,19 @@ def test_writer_makes_no_file_of_a_name_whose_node_hangs(pool: str, mount: Mount
     try:
         with pytest.raises(FileNotFoundError):
             os.open(b.path / "block", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+        # Now b leaves the node alone, and the name is free there.
+        (b.path / "block").write_bytes(b"of b")
+        wait_for(lambda: b.status()["pool"]["counters"]["conflicts"], "b learns of the object")
     finally:
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
-    gets(b, "block", b"x" * MIB)
-    assert read(a.path / "block") == b"x" * MIB
+    wait_for(lambda: not b.status()["pool"]["lag_s"], "the index knows all")
+    c = node(mount, pool, "c")
+    gets(c, "block", b"x" * MIB)
+    assert (read(a.path / "block"), read(b.path / "block")) == (b"x" * MIB, b"of b")
+    for kv in (a, c):
+        kv.umount("--now")
+    wait_for(lambda: announced(b) == 1, "b gets the name")
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -91,11 +91,10 @@ class Conflicts:
         other, inode = self.objects.others.get(ino), self.ledger.table.inode(ino)
         if other is None or inode is None:
             return
-        # A node that only failed lately keeps the name: perhaps this node lacks the network.
         if not (
             isinstance(entry, PoolEntry)
             and entry.facts.digest == other.digest != inode.digest
-            and await self.peers.alive(entry, failed_too=True)
+            and await self.peers.alive(entry)
         ):
             self.announce(ino)
 
@@ -109,9 +108,9 @@ class Conflicts:
     async def meet(self, ino: int, wanted: Announcement) -> None:
         """Do what follows if another object has the name. Raises IndexDownError.
 
-        If no live node has that one, or all failed lately, this node frees the name. If that one is
-        later, this one goes if it had the name earlier, or was in conflict with a third one. Else
-        it stays out of the pool.
+        If no live node has that one, this node frees the name. If that one is later, this one goes
+        if it had the name earlier, or was in conflict with a third one. Else it stays out of the
+        pool.
         """
         (entry,) = await self.index.find([wanted.key], patience=LONG)
         if isinstance(entry, GoneEntry):

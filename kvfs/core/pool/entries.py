@@ -146,8 +146,9 @@ class PoolEntries:
             return False
         if self.catalog.lookup(parent, name) is not None:
             return True
-        if self.leaving.hides(key, entry.facts):
+        if self.leaving.hides(key, entry.facts, entry.gone):
             return False
+        self.leaving.announced(key, entry.facts)
         facts = entry.facts
         inode = self.tree.new(stat.S_IFREG, 0, 0)
         inode.ino = self.catalog.next_id()

@@ -138,7 +138,7 @@ class IndexedObjects:
             return True
         known = [one.version for one in (self.announced.get(ino), self._earlier.get(ino)) if one]
         known.append(self.fetched.get(ino, -1))
-        return ino in self._written and self.is_new(inode) and inode.version not in known
+        return ino in self._written and inode.version not in known
 
     def _folder(self, key: str) -> str:
         return (self.entries.folder_of(key) or (key, ""))[0]

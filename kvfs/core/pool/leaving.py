@@ -18,7 +18,7 @@ from functools import partial
 from struct import Struct
 
 from kvfs.catalog import Batch, Catalog, keys
-from kvfs.pool.index import GONE_S, Unlinked
+from kvfs.pool.index import GONE_S, GoneEntry, Unlinked
 from kvfs.s3.facts import Facts
 
 log = logging.getLogger(__name__)
@@ -107,9 +107,11 @@ class Leaving:
         return True
 
     def announced(self, key: str, facts: Facts) -> None:
-        """Note that the index has an object of this key, from here: perhaps one that left before.
+        """Note that the index has an object of this key that is not hidden.
 
-        Earlier objects are remembered while a later one is there: all nodes may evict that one.
+        If it is one that left before, or an earlier one, a program has given it the name again: it
+        would be lost if this node told a new index of what left. Others are remembered while a
+        later one is there: all nodes may evict that one.
         """
         left, _ = self._left.get(key, (None, 0))
         if left is not None and facts.mtime_ns <= left.mtime_ns:
@@ -135,12 +137,16 @@ class Leaving:
         """Whether an object of this key leaves, or has left."""
         return key in self._pending or key in self._left
 
-    def hides(self, key: str, facts: Facts) -> bool:
-        """Whether an object of the index is one that left, or an earlier one."""
+    def hides(self, key: str, facts: Facts, gone: GoneEntry | None = None) -> bool:
+        """Whether an object is one that left, or an earlier one.
+
+        gone: what had the name before, as the index knows. If that is as late as what left, a
+        program has given the name to the object since, perhaps with the same bytes.
+        """
         if key in self._pending:
             return True
         left, when = self._left.get(key, (None, 0))
-        if left is None or _is_old(when):
+        if left is None or _is_old(when) or (gone is not None and gone.mtime_ns >= left.mtime_ns):
             return False
         return facts.digest == left.digest or facts.mtime_ns <= left.mtime_ns
 

@@ -187,5 +187,6 @@ class PoolLookup:
     def failed(self, error: IndexDownError) -> None:
         """Note that the index did not answer: it counts as empty for a moment."""
         self.counters["failures"] += 1
-        self._quiet_until = trio.current_time() + QUIET
+        if self.index.servers.tried:  # else the daemon has just begun, and connects
+            self._quiet_until = trio.current_time() + QUIET
         log.info("names are not looked up in the pool for a moment: %s", error)

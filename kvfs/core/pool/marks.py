@@ -25,8 +25,10 @@ class SeenMarks:
         mark = entry.gone if isinstance(entry, PoolEntry) else entry
         if mark is None:
             return
-        known, _ = self._latest.get(key, (0, 0.0))
-        self._latest[key] = max(known, mark.mtime_ns), time.monotonic()
+        latest = max(mark.mtime_ns, self._latest.get(key, (0, 0.0))[0])
+        if isinstance(entry, PoolEntry) and entry.facts.mtime_ns <= mark.mtime_ns == latest:
+            latest = entry.facts.mtime_ns - 1  # a program has given the name to it since
+        self._latest[key] = latest, time.monotonic()
         self._latest.move_to_end(key)
         if len(self._latest) > REMEMBERED:
             self._latest.popitem(last=False)

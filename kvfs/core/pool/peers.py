@@ -181,17 +181,12 @@ class Peers:
             return None
         return lease
 
-    async def alive(self, entry: PoolEntry, *, failed_too: bool = False) -> bool:
-        """Whether another node with a lease has the object, and did not fail lately.
+    async def alive(self, entry: PoolEntry) -> bool:
+        """Whether another node with a lease has the object. Raises IndexDownError.
 
-        failed_too: nodes that failed lately count. Raises IndexDownError.
+        One that failed lately has it, too: perhaps this node lacks the network, or it only hangs.
         """
-        mine = self.me().node
-        owners = [
-            one
-            for one in entry.owners
-            if one.node != mine and (failed_too or not self._is_out(one.node))
-        ]
+        owners = [one for one in entry.owners if one.node != self.me().node]
         await self._look([owner.node for owner in owners])
         leases = [(owner, self._lease(owner.node)) for owner in owners]
         return any(
