@@ -1,6 +1,7 @@
 """A name that was unlinked or replaced at one node is given again at another one."""
 
 import os
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -109,3 +110,16 @@ def stays(index: redis.Redis, nodes: Sequence[Mounted], data: bytes) -> None:
 def comparisons(index: redis.Redis) -> int:
     found: int = index.info("commandstats")["cmdstat_hgetall"]["calls"]
     return found
+
+
+@pytest.mark.parametrize("above", [".", "above"])
+def test_directory_that_was_removed_does_not_come_back(pool: str, mount: Mount, above: str) -> None:
+    """The index lists its last file until it is told that a program has unlinked the file."""
+    a = node(mount, pool, "a")
+    for number in range(10):
+        folder = a.path / above / f"{number}"
+        folder.mkdir(parents=True)
+        write(a, f"{above}/{number}/block", b"x")
+        shutil.rmtree(folder)
+        assert not folder.exists()
+        folder.mkdir()

@@ -99,6 +99,13 @@ class PoolEntries:
         found = self.keys.folder(*called[:2], called.path.rpartition(b"/")[0])
         return found if len(found) <= KEY_MAX else None
 
+    def _folder_below(self, parent: int, name: bytes, switch: Switch | None) -> str | None:
+        """The folder of a directory that is not known here; None if the pool has none for it."""
+        if parent == ROOT_INO:
+            return self.top_folder(name, 1 if switch is None else max(1, switch.version))
+        folder = self.folder(parent)
+        return None if folder is None else f"{folder}{escape(name)}/"
+
     def name_of(self, parent: int, text: str) -> bytes | None:
         """The name that a listing shows, without the slash of a directory.
 
@@ -197,6 +204,9 @@ class PoolEntries:
             return False
         if self.catalog.lookup(parent, name) is not None:
             return True
+        folder = self._folder_below(parent, name, switch)
+        if folder is not None and self.leaving.any_below(folder):
+            return False  # a program here has just removed it
         settings, text = None, name.decode("utf-8", "surrogateescape")
         if directory.ino == ROOT_INO:
             settings = self.tree.templates(text)

@@ -150,6 +150,10 @@ class Leaving:
             return False
         return facts.digest == left.digest or facts.mtime_ns <= left.mtime_ns
 
+    def any_below(self, folder: str) -> bool:
+        """Whether the index may list a name in a folder yet that has just left."""
+        return any(key.startswith(folder) for key in self._pending)
+
     def recent(self) -> Iterator[Unlinked]:
         """The objects whose names programs have taken, the latest first."""
         for left, when in reversed(self._left.values()):
