@@ -61,7 +61,7 @@ DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one mor
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """What one turn tells the index.
+    """The changes that the index is told in one turn.
 
     since: its objects, and when each changed. told: the announced states before the changes.
     attributes: modes and owners before these. dropped: those that kvfs itself dropped. gone: names
