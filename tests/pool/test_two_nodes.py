@@ -692,6 +692,24 @@ def test_writer_takes_no_name_from_a_node_that_hangs(pool: str, mount: Mount) ->
     wait_for(lambda: announced(b) == 1, "b gets the name")
 
 
+@pytest.mark.parametrize("how", ["kill", "upgrade"])
+def test_names_of_other_nodes_are_no_misses_after_a_takeover(
+    pool: str, mount: Mount, how: str
+) -> None:
+    """The new daemon connects to the index while programs ask for names."""
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    names = [f"block-{number}" for number in range(20)]
+    for name in names:
+        write(a, name, name.encode())
+    if how == "kill":
+        b.kill_daemon()
+    else:
+        subprocess.run([*KVFS, "upgrade", b.path], check=True, capture_output=True)
+    found = [read(b.path / name) for name in names]
+    assert set(found) <= {None, *(name.encode() for name in names)}
+    assert found.count(None) <= 2, "only a connection that takes 100 ms costs a miss"
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_writer_of_a_name_that_another_node_unlinks_makes_a_file(
     pool: str, mount: Mount, *, known: bool
