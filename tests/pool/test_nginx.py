@@ -479,11 +479,12 @@ def test_reports_that_nobody_reads_stop_nothing(node: Node) -> None:
     for _ in range(100):
         assert node.get(path) == (200, DATA)
     log = node.server.folder / "error.log"
-    before = log.stat().st_size
+    before = len(log.read_text().splitlines())
     for _ in range(100):
         assert node.get(path) == (200, DATA)
         assert node.get("/ram/1f/1f.9")[0] == 404
-    assert log.stat().st_size == before
+    # Each worker says it once, a slow one perhaps only now.
+    assert len(log.read_text().splitlines()) < before + 20
     with listen(node.server.folder / "reports", account().pw_uid) as reports:
         reports.settimeout(20)
         assert node.get(path) == (200, DATA)
