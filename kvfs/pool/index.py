@@ -23,8 +23,9 @@ its digest.
 import json
 import logging
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -111,11 +112,15 @@ class GoneEntry:
 
 @dataclass(frozen=True, slots=True)
 class PoolEntry:
-    """One object in the index: its facts, the nodes that have it, and what had its name before."""
+    """One object in the index: its facts, the nodes that have it, and what had its name before.
+
+    asked_ns: when the index was asked for it, in ns since 1970.
+    """
 
     facts: Facts
     owners: tuple[Owner, ...] = ()
     gone: GoneEntry | None = None
+    asked_ns: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +197,9 @@ class Index:
         self, keys: Sequence[str], *, patience: float = PATIENCE
     ) -> list[PoolEntry | GoneEntry | None]:
         """Return the entries of these objects."""
-        named = [self._object(key) for key in keys]
+        named, asked_ns = [self._object(key) for key in keys], time.time_ns()
         replies = await self.ask([(name, ("HGETALL", name)) for name in named], patience)
-        return [self._entry(key, reply) for key, reply in zip(keys, replies, strict=True)]
+        return [self._entry(key, reply, asked_ns) for key, reply in zip(keys, replies, strict=True)]
 
     async def held(
         self, keys: Sequence[str], nodes: Sequence[str] | None = None
@@ -226,10 +231,11 @@ class Index:
         commands.append((name, ("HGETALL", name)))
         if folder:
             commands.append((listed, ("EXISTS", listed)))
+        asked_ns = time.time_ns()
         replies = await self.ask(commands, PATIENCE)
         switch = _read_switch(replies.pop(0) if namespace else None)
         reply, *more = replies
-        return self._entry(key, reply), more == [1], switch
+        return self._entry(key, reply, asked_ns), more == [1], switch
 
     async def have_names(self, folders: Sequence[str], *, patience: float = LONG) -> list[bool]:
         """Return which of these directories have names."""
@@ -472,10 +478,10 @@ class Index:
                 replies[at] = reply
         return replies
 
-    def _entry(self, key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
+    def _entry(self, key: str, reply: Reply, asked_ns: int) -> PoolEntry | GoneEntry | None:
         """Return the object in a reply to HGETALL; None for none, or for one that is malformed."""
         try:
-            return read_entry(key, reply)
+            return read_entry(key, reply, asked_ns)
         except MetadataError as error:
             if self._is_new(name := self._object(key)):
                 log.warning(
@@ -502,7 +508,7 @@ class Index:
         return True
 
 
-def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
+def read_entry(key: str, reply: Reply, asked_ns: int = 0) -> PoolEntry | GoneEntry | None:
     """Return the object in a reply to HGETALL; None for none.
 
     Raises MetadataError for one that is malformed.
@@ -515,7 +521,7 @@ def read_entry(key: str, reply: Reply) -> PoolEntry | GoneEntry | None:
     facts = {name: value for name, value in fields.items() if name.startswith("kvfs-")}
     size = facts.get("kvfs-stored-size", "")
     head = Head(int(size) if _SIZE.fullmatch(size.encode()) else -1, "", 0.0, facts)
-    return PoolEntry(Facts.of_head(key, head), tuple(_owners(fields)), gone)
+    return PoolEntry(Facts.of_head(key, head), tuple(_owners(fields)), gone, asked_ns)
 
 
 def _owners(fields: Mapping[str, str]) -> Iterator[Owner]:
@@ -534,12 +540,12 @@ def _owner_value(owner: Owner) -> str:
 def _read_held(fields: Sequence[Reply], values: Sequence[Reply]) -> Held | None:
     """As `read_entry`, for a match: the other facts are read by the open that follows."""
     size, owners = -1, list[Life]()
-    for field, value in zip(fields, values, strict=False):
-        if not isinstance(field, bytes) or not isinstance(value, bytes):
+    for name, value in zip(fields, values, strict=False):
+        if not isinstance(name, bytes) or not isinstance(value, bytes):
             continue
-        if field[:1] == b"@":
-            owners += _life(field, value[:17])
-        elif field == b"kvfs-size" and _SIZE.fullmatch(value):
+        if name[:1] == b"@":
+            owners += _life(name, value[:17])
+        elif name == b"kvfs-size" and _SIZE.fullmatch(value):
             size = int(value)
     return Held(size, owners) if size >= 0 else None
 

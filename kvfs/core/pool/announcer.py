@@ -401,6 +401,7 @@ class Announcer:
             except IndexDownError as error:
                 log.debug("names that left are told again later: %s", error)
                 await trio.sleep(AGAIN_S)
+        self.entries.leaving.retold()
 
     def _plan(self, turn: _Turn) -> None:
         """Find what is not true any more, and what is."""

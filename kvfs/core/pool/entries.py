@@ -153,7 +153,7 @@ class PoolEntries:
             return False
         if self.catalog.lookup(parent, name) is not None:
             return True
-        if self.leaving.hides(key, entry.facts, entry.gone):
+        if self.leaving.hides(key, entry.facts, entry):
             return False
         self.leaving.announced(key, entry.facts)
         facts = entry.facts

@@ -11,6 +11,7 @@ takes it, and `save` writes all else.
 """
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from functools import partial
 from struct import Struct
 
 from kvfs.catalog import Batch, Catalog, keys
-from kvfs.pool.index import GONE_S, GoneEntry, Unlinked
+from kvfs.pool.index import GONE_S, PoolEntry, Unlinked
 from kvfs.s3.facts import Facts
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class Leaving:
         self._left: OrderedDict[str, tuple[Unlinked, int]] = OrderedDict()
         self._unseen: OrderedDict[str, int] = OrderedDict()  # keys, and when: ns since 1970
         self._unsaved: set[str] = set()  # keys whose record in the catalog differs
+        # When the index had learned of all that left before this daemon, in ns since 1970
+        self._retold_ns: float = math.inf
         self._load()
 
     def _load(self) -> None:
@@ -137,18 +140,26 @@ class Leaving:
         """Whether an object of this key leaves, or has left."""
         return key in self._pending or key in self._left
 
-    def hides(self, key: str, facts: Facts, gone: GoneEntry | None = None) -> bool:
+    def hides(self, key: str, facts: Facts, entry: PoolEntry | None = None) -> bool:
         """Whether an object is one that left, or an earlier one.
 
-        gone: what had the name before, as the index knows. If that is as late as what left, a
-        program has given the name to the object since, perhaps with the same bytes.
+        entry: the answer of the index about it. If the index knew then what left, a program has
+        given the name to the object since, perhaps with the same bytes.
         """
         if key in self._pending:
             return True
         left, when = self._left.get(key, (None, 0))
-        if left is None or _is_old(when) or (gone is not None and gone.mtime_ns >= left.mtime_ns):
+        if left is None or _is_old(when):
             return False
+        if entry is not None and entry.gone is not None:
+            knew = entry.gone.mtime_ns >= left.mtime_ns
+            if knew and entry.asked_ns > max(when, self._retold_ns):
+                return False
         return facts.digest == left.digest or facts.mtime_ns <= left.mtime_ns
+
+    def retold(self) -> None:
+        """Note that the index knows all names that left before this daemon, or a loss of it."""
+        self._retold_ns = time.time_ns()
 
     def any_below(self, folder: str) -> bool:
         """Whether the index may list a name in a folder yet that has just left."""
