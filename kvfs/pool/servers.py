@@ -83,8 +83,9 @@ class Servers:
 
     async def ask(self, commands: Sequence[tuple[str, Command]], *, patience: float) -> list[Reply]:
         """Return the reply to each command; each comes with the key that finds its server."""
-        with trio.move_on_after(patience):  # else names would be misses after each takeover
-            await self._first.wait()
+        if not self._first.is_set():  # else names would be misses after each takeover
+            with trio.move_on_after(patience):
+                await self._first.wait()
         if self.place.kind != "cluster":
             if self._master is None:
                 raise self._down(self.why)
