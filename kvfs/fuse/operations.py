@@ -53,6 +53,7 @@ from kvfs.errors import (
 from kvfs.fuse.errnos import errno_of, shown
 from kvfs.fuse.handles import Handles, Table
 from kvfs.fuse.processes import Waits, is_nfs_server
+from kvfs.fuse.second_tries import SecondTries
 from kvfs.fuse.virtual_files import FIRST_VIRTUAL, VirtualFiles
 from kvfs.tiers import sync_patience
 
@@ -109,9 +110,9 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s: %s", call(*args), error)
             kind, code = type(error).__name__, errno_of(error)
-            if code == errno.ESTALE and isinstance(args[-1], RequestContext):
+            if code == errno.ESTALE and parameters[-1] == "ctx":
                 assert isinstance(args[0], Operations)
-                args[0].ledger.misses.refused(args[-1].pid)
+                code = args[0].refuse(name, args[1], cast("RequestContext", args[-1]).pid)
         except OSError as error:
             log.exception("%s failed", call(*args))
             code = error.errno or errno.EIO
@@ -211,6 +212,7 @@ class Operations(pyfuse3.Operations):
         self.virtual = virtual or VirtualFiles()
         self.timeout = timeout
         self.waits = Waits()
+        self.second_tries = SecondTries()
         # Answers that were errors, by operation and class of error.
         self.errors: Counter[tuple[str, str]] = Counter()
         self.bucket_listing = bucket_listing
@@ -225,6 +227,14 @@ class Operations(pyfuse3.Operations):
         if held is None and "inode" not in parameter:
             return value
         return self.tree.catalog.named(value if held is None else held.inode.ino)
+
+    def refuse(self, operation: str, ino: object, thread: int) -> int:
+        """Note that an operation finds its inode stale, and return the errno of its answer."""
+        assert isinstance(ino, int)
+        if operation in {"open", "create"} and self.second_tries.refused(thread, ino):
+            return errno.ENOENT  # the kernel would pass ESTALE to the program
+        self.ledger.misses.refused(thread)
+        return errno.ESTALE
 
     async def end_takeover(self) -> None:
         """When the kernel has sent all requests again, release handles that no request claimed."""
@@ -268,6 +278,13 @@ class Operations(pyfuse3.Operations):
 
     attributes_of = _attributes
 
+    def _entry(self, inode: Inode, thread: int) -> EntryAttributes:
+        """The answer of an operation by which the kernel learns of an inode."""
+        self.second_tries.found(thread, inode.ino)
+        if self.pool is not None:
+            self.pool.kernel_lookups.answered(inode)
+        return self._attributes(inode)
+
     def opened_fast(self, inode: Inode, thread: int) -> None:
         """Learn of an object in RAM that a thread opened without this loop."""
         if self.bucket_lookup is not None:
@@ -290,13 +307,14 @@ class Operations(pyfuse3.Operations):
             try:
                 found = self.tree.lookup(parent_inode, name)
                 if not bucket_lookup.doubts(found):
-                    return self._attributes(found)
+                    return self._entry(found, ctx.pid)
                 await bucket_lookup.confirm(found, ctx.pid)
             except NotFoundError:
                 await bucket_lookup.find(parent_inode, name)
         try:
-            return self._attributes(self.tree.lookup(parent_inode, name))
+            return self._entry(self.tree.lookup(parent_inode, name), ctx.pid)
         except NotFoundError:
+            self.second_tries.found(ctx.pid, 0)
             self.ledger.absent_names.missed(parent_inode)
             self.ledger.misses.looked_up(parent_inode, name, ctx.pid)
             raise
@@ -356,12 +374,12 @@ class Operations(pyfuse3.Operations):
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         """Purge inodes without a name.
 
-        Other inodes stay: kvfs does not count the kernel's references.
+        Other inodes stay. kvfs counts the kernel's references to remote objects only.
         """
-        for inode, _ in inode_list:
+        for inode, lookups in inode_list:
             self.ledger.removals.forgotten(inode)
             if self.pool is not None:
-                self.pool.forgotten(inode)
+                self.pool.forgotten(inode, lookups)
 
     # Directories
 
@@ -391,6 +409,8 @@ class Operations(pyfuse3.Operations):
                 attributes = self._attributes(inode, listed=True)
                 if not pyfuse3.readdir_reply(token, name, attributes, cookie):
                     return
+                if self.pool is not None:
+                    self.pool.kernel_lookups.answered(inode)
             if entries:
                 if ended or len(entries) < wanted:
                     return  # what was said so far must be true when it is sent: no turn of the loop
@@ -452,7 +472,7 @@ class Operations(pyfuse3.Operations):
         self.virtual.refuse(inode)
         self.virtual.refuse(new_parent_inode, new_name)
         self.ledger.misses.named(new_parent_inode, new_name)
-        return self._attributes(self.tree.link(inode, new_parent_inode, new_name))
+        return self._entry(self.tree.link(inode, new_parent_inode, new_name), ctx.pid)
 
     @_once
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -616,7 +636,7 @@ class Operations(pyfuse3.Operations):
             if not found.is_file:
                 raise
             info = await self._open(found.ino, flags, request, ctx)
-            return info, self._attributes(self.tree.inode(found.ino))
+            return info, self._entry(self.tree.inode(found.ino), ctx.pid)
         info = await self._handle(held, writable=True, request=request)
         entry = self._attributes(held.inode)
         if held.publish is None:

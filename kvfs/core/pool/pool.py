@@ -26,6 +26,7 @@ from kvfs.core.pool.chunk_digests import ChunkDigests
 from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.fetch import PoolFetch
 from kvfs.core.pool.follow import Follow
+from kvfs.core.pool.kernel_lookups import KernelLookups
 from kvfs.core.pool.listing import PoolListing
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
@@ -93,6 +94,7 @@ class Pool:
         self.recheck = Recheck(self.announcer)
         self.listing = PoolListing(self.lookup, self.recheck)
         self.follow = Follow(self.lookup)
+        self.kernel_lookups = KernelLookups()
         self.ledger.tiers.has_afar = True
         self.nodes = Nodes(index, member.node, self._nodes_changed)
         self.lookup.few_nodes = self.nodes.few
@@ -267,9 +269,9 @@ class Pool:
         if not inode.in_pool:  # else the open asks a node for the bytes
             self.recheck.look(inode)
 
-    def forgotten(self, ino: int) -> None:
-        """Forget a remote object that the kernel has forgotten."""
-        if ino not in self.ledger.table.busy:
+    def forgotten(self, ino: int, lookups: int) -> None:
+        """Forget a remote object if the kernel has given back all lookups of it."""
+        if self.kernel_lookups.given_back(ino, lookups) and ino not in self.ledger.table.busy:
             self.entries.forget(ino)
 
     def ttl_remaining(self, inode: Inode, most: float) -> float:

@@ -1,0 +1,106 @@
+"""Answers of an open whose inode goes away once, and again after the lookup of the kernel."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import trio
+
+from kvfs.catalog import ROOT_INO, Inode
+from kvfs.core.pool.kernel_lookups import KernelLookups
+from kvfs.fuse.second_tries import LATE, MANY, SecondTries
+from tests.unit.test_request_paths import CALLER, mounted
+from tests.unit.world import World, world
+
+import pyfuse3  # isort: skip
+
+THREAD, OTHER = 10, 11
+FILE = stat.S_IFREG | 0o644
+
+
+async def dropped(made: World, name: bytes) -> int:
+    """Store an object, and return its inode number after its drop."""
+    inode = await made.store(name, b"bytes", made.fast)
+    made.ledger.removals.drop(inode, "evicted")
+    return inode.ino
+
+
+def test_only_the_first_stale_inode_of_an_open_is_told_to_the_kernel(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        served = mounted(made)
+
+        async def code(ino: int) -> int:
+            with pytest.raises(pyfuse3.FUSEError) as caught:
+                await served.open(ino, os.O_RDONLY, CALLER)
+            return caught.value.errno
+
+        assert await code(await dropped(made, b"a")) == errno.ESTALE
+        inode = await made.store(b"a", b"other", made.fast)
+        assert (await served.lookup(ROOT_INO, b"a", CALLER)).st_ino == inode.ino
+        made.ledger.removals.drop(inode, "evicted")
+        assert await code(inode.ino) == errno.ENOENT
+        assert await code(inode.ino) == errno.ESTALE  # another open
+
+    with world(tmp_path, passthrough=True) as made:
+        trio.run(case, made)
+
+
+def test_a_lookup_in_vain_ends_an_open(tmp_path: Path) -> None:
+    async def case(made: World) -> None:
+        served = mounted(made)
+        for name in (b"a", b"b"):
+            ino = await dropped(made, name)
+            with pytest.raises(pyfuse3.FUSEError) as caught:
+                await served.open(ino, os.O_RDONLY, CALLER)
+            assert caught.value.errno == errno.ESTALE
+            with pytest.raises(pyfuse3.FUSEError) as caught:
+                await served.lookup(ROOT_INO, name, CALLER)
+            assert caught.value.errno == errno.ENOENT
+
+    with world(tmp_path, passthrough=True) as made:
+        trio.run(case, made)
+
+
+def test_an_open_is_a_second_try_only_of_what_its_thread_has_found_lately(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10**12
+    monkeypatch.setattr("time.monotonic_ns", lambda: now)
+    tries = SecondTries()
+    assert not tries.refused(THREAD, 1)
+    assert not tries.refused(THREAD, 1)  # an NFS server looks no name up
+    tries.found(OTHER, 2)
+    assert not tries.refused(THREAD, 2)
+    tries.found(THREAD, 2)
+    assert not tries.refused(THREAD, 3)
+    tries.found(THREAD, 4)
+    now += LATE + 1
+    assert not tries.refused(THREAD, 4)
+    tries.found(THREAD, 5)
+    assert tries.refused(THREAD, 5)
+
+
+def test_the_oldest_threads_are_forgotten() -> None:
+    tries = SecondTries()
+    for thread in range(MANY + 1):
+        assert not tries.refused(thread, 1)
+        tries.found(thread, 2)
+    assert not tries.refused(0, 2)
+    assert tries.refused(MANY, 2)
+
+
+def test_the_kernel_knows_an_inode_until_it_has_given_all_its_lookups_back() -> None:
+    lookups, remote, local = KernelLookups(), Inode(7, FILE, 0, 0), Inode(8, FILE, 0, 0)
+    remote.in_pool = True
+    for _ in range(3):
+        lookups.answered(remote)
+        lookups.answered(local)
+    remote.in_pool = False  # a copy has come meanwhile
+    lookups.answered(remote)
+    assert not lookups.given_back(7, 1)
+    assert not lookups.given_back(7, 2)
+    assert lookups.given_back(7, 1)
+    assert lookups.given_back(8, 1)
+    assert lookups.given_back(7, 1)  # of the daemon before
