@@ -83,6 +83,8 @@ class Mounted:
 
     def umount(self, *arguments: str) -> str:
         """Unmount, wait for the keeper's end, and return what the command prints."""
+        if "--now" in arguments:  # the disk of the tests may take its 3 s, and more
+            self.allow_log("waits for a disk after umount --now, and is killed")
         command = [*KVFS, "umount", *arguments, str(self.path)]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE

@@ -177,14 +177,25 @@ class Keeper:
         """End the processes after the end of the mount. Returns the exit code."""
         ended = "ended" in daemon.last_messages
         if not ended:
-            log.error(
-                "%s: the daemon %d has not ended in time after umount --now, and is killed: it "
-                "waits for a disk, and keeps its locks until the disk answers",
-                *(self.mountpoint, daemon.pid),
-            )
+            self._say_late(daemon)
         daemon.end()
         self._end_standby()
         return 0 if ended else 1
+
+    def _say_late(self, daemon: Process) -> None:
+        """Say what holds up a daemon that has not ended, as far as the kernel tells."""
+        if daemon.waits_for_disk():
+            log.error(
+                "%s: the daemon %d waits for a disk after umount --now, and is killed: it keeps "
+                "its locks until the disk answers",
+                *(self.mountpoint, daemon.pid),
+            )
+        else:
+            log.error(
+                "%s: the daemon %d has not ended in time after umount --now, and is killed: it "
+                "hangs, or waits for a processor",
+                *(self.mountpoint, daemon.pid),
+            )
 
     def _next_look(self) -> float:
         left = self.daemon.seconds_left if self.daemon is not None else 5.0

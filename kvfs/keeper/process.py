@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from kvfs.control.channel import Channel, Closed, Message
@@ -127,6 +128,20 @@ class Process:
         self.channel.close()
         if scratch := self.last_messages.get("ready", {}).get("scratch"):
             shutil.rmtree(scratch, ignore_errors=True)  # there is none after a proper end
+
+    def waits_for_disk(self) -> bool:
+        """Return whether a thread of its group waits in the kernel, mostly for a disk.
+
+        That is state D of proc_pid_stat(5); the group is the third field behind the name.
+        """
+        for path in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+            try:
+                state, _, group, *_ = path.read_text("ascii", "replace").rpartition(")")[2].split()
+            except (OSError, ValueError):
+                continue  # it has just ended
+            if state == "D" and int(group) == self.pid:
+                return True
+        return False
 
     @classmethod
     def reap_left(cls) -> None:

@@ -135,7 +135,7 @@ def test_umount_now_ends_the_write_back_of_a_plain_umount(
 
 
 def test_a_daemon_that_does_not_end_by_itself_is_killed_after_umount_now(kv: Mounted) -> None:
-    """The daemon seems to wait for a disk: its last record is not written."""
+    """Its last record is not written."""
     kv.expect_log("has not ended in time after umount --now, and is killed")
     kv.expect_log("the last session did not end properly: its bytes are all there")
     (kv.path / "a").write_bytes(b"a" * MIB)

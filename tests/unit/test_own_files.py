@@ -157,6 +157,7 @@ OTHERS = {
     "kvfs.client.leased": "files of the kernel",
     "kvfs.core.objects.scans": "files of the kernel",
     "kvfs.fuse.processes": "files of the kernel",
+    "kvfs.keeper.process": "files of the kernel",
     "kvfs.nfs.servers": "files of the kernel",
     "kvfs.pool.nginx": "files of the kernel, and a log that is only shown",
     "kvfs.runtime": "files of the kernel, and the machine's id, which is compared only",

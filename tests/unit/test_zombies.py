@@ -58,3 +58,25 @@ def test_a_daemon_that_takes_its_time_to_die_is_waited_for_later(
 
     wait_for(gone, "it is waited for")
     assert made not in Process._left
+
+
+# The parent waits in the kernel, like a thread that waits for a disk, until its child has opened
+# the FIFO and runs the program.
+STUCK = """
+import os, sys
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=[
+    (os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
+"""
+
+
+def test_a_daemon_that_waits_in_the_kernel_is_told_from_one_that_hangs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    hangs = Process([sys.executable, "-c", "import time; time.sleep(600)"], os.dup(2))
+    stuck = Process([sys.executable, "-c", STUCK, str(tmp_path / "fifo")], os.dup(2))
+    try:
+        wait_for(stuck.waits_for_disk, "it waits in the kernel")
+        assert not hangs.waits_for_disk()
+    finally:
+        os.close(os.open(tmp_path / "fifo", os.O_RDWR | os.O_NONBLOCK))
+        stuck.end()
+        hangs.end()
