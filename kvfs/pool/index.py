@@ -129,6 +129,7 @@ class Lease:
 
     address: IP:PORT of its nginx; empty if it serves nobody. tls: peers need a certificate.
     room: bytes of cold objects that it could give up. objects, bytes: that it has announced.
+    load: bytes/s that other nodes have read there lately.
     """
 
     node: str

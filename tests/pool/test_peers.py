@@ -1,7 +1,9 @@
 """Dead nodes in the index: their objects go, and those of nodes that came back do not."""
 
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,28 @@ def test_dead_owners_leave_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyP
             both = await entry_of(seen.index, "@0/x")
             assert [owner.node for owner in both.owners] == [B]
             assert await seen.index.find(["@0/y"], patience=2.0) == [None]
+
+    run(case, tmp_path)
+
+
+@pytest.mark.parametrize("tier", ["nvme", "ram"])
+def test_the_owner_with_less_load_is_mostly_asked_first(tmp_path: Path, tier: str) -> None:
+    """Unless it has no copy in RAM."""
+    random.seed(24)
+
+    async def case(port: int) -> None:
+        async with reader(port) as seen:
+            busy = replace(lease(A), load=float(2 << 30))
+            for one in (busy, lease(B)):
+                await seen.index.renew(one, "1" * 16, 0)
+            first = said("@0/x", b"x", A)
+            first = first._replace(owner=first.owner._replace(tier=tier))
+            second = said("@0/x", b"x", B)
+            second = second._replace(owner=second.owner._replace(tier="nvme"))
+            await seen.index.announce([first, second])
+            entry = await entry_of(seen.index, "@0/x")
+            asked = [(await seen.usable(entry, patience=2.0))[0][0].node for _ in range(200)]
+            assert asked.count(A) == 200 if tier == "ram" else 0 < asked.count(A) < 20
 
     run(case, tmp_path)
 

@@ -233,6 +233,31 @@ def test_open_by_a_fetch_is_a_hit_of_the_pool(pool: str, mount: Mount) -> None:
     assert hits(a) == {}
 
 
+def test_each_field_of_the_pool_is_documented(pool: str, mount: Mount) -> None:
+    kv = node(mount, pool, "a")
+    text = (Path(__file__).parents[2] / "SEMANTICS.md").read_text()
+    section = text.partition("### Fields of `pool`")[2].partition("\n### ")[0]
+    found = json.loads(run("pool", "--json", "--conflicts", kv.path))
+    fields = {*found, *found["index"], *found["counters"], *found["nodes"][0]}
+    assert set(kv.status()["pool"]) <= fields
+    assert not fields - set(re.findall(r"`(\w+)`", section))
+
+
+def test_the_lease_of_a_node_has_its_load(pool: str, mount: Mount) -> None:
+    a, b = node(mount, pool, "a"), node(mount, pool, "b")
+    write(a, "block", b"x" * MIB)
+    gets(b, "block", b"x" * MIB)
+
+    def loads() -> dict[str, float]:
+        """By mount point, as the nodes see each other."""
+        found = json.loads(run("pool", "--json", b.path))["nodes"]
+        return {one["mountpoint"]: one["load"] for one in found}
+
+    wait_for(lambda: loads()[str(a.path)] > 0, "the lease is renewed after the read")
+    assert loads()[str(a.path)] <= MIB
+    assert loads()[str(b.path)] == 0
+
+
 def test_status_and_top_show_the_pool(pool: str, mount: Mount) -> None:
     a, b = node(mount, pool, "a"), node(mount, pool, "b")
     write(a, "block", b"x" * MIB)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 RENEW_S = 3.0
 LEASE_SEEN = 3.0  # s for which a lease is believed
 BACK_OFF, BACK_OFF_MOST = 1.0, 30.0  # s without requests after a failure; doubled each time
+IDLE = float(64 << 20)  # bytes/s; the loads of nodes with less differ little
 REMEMBERED = 4096  # nodes
 DEAD_S = 600.0  # s after which owners are taken out of the index
 LATELY_S = 600.0  # s for which a failure is shown
@@ -149,6 +150,7 @@ class Peers:
     ) -> list[tuple[Owner, Lease]]:
         """The owners that may be asked for an object, the best first. Raises IndexDownError.
 
+        An owner with a copy in RAM comes before the others, and mostly one with less load.
         patience: seconds for which the index may take to tell their leases.
         """
         mine = self.me().node
@@ -156,8 +158,7 @@ class Peers:
         await self._look([one.node for one in owners], patience)
         served = ((owner, self._serves(owner)) for owner in owners)
         found = [(owner, lease) for owner, lease in served if lease is not None]
-        random.shuffle(found)  # equal ones share the load
-        return sorted(found, key=lambda one: (one[0].tier != "ram", one[1].load))
+        return sorted(found, key=lambda one: (one[0].tier != "ram", _turn(one[1])))
 
     def dead(self, entry: PoolEntry) -> list[Owner]:
         """The dead owners of an entry, whose leases have just been looked up."""
@@ -259,6 +260,14 @@ class Peers:
         """The name of a node by its last lease, or else its number."""
         lease = self._leases.get(node, (0.0, None))[1]
         return node if lease is None else lease.name
+
+
+def _turn(lease: Lease) -> float:
+    """A random place in the order of owners: the first is a node with a chance of 1 / load.
+
+    All nodes see the same leases for seconds, and would all ask the least loaded owner.
+    """
+    return random.expovariate(1.0) * (IDLE + lease.load)
 
 
 def is_address(text: str) -> bool:

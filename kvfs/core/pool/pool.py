@@ -119,6 +119,7 @@ class Pool:
             objects=len(announcer.objects.announced),
             bytes=announcer.objects.bytes,
             lag_s=round(self.lag_s, 3),
+            load=round(self.reads.load),
         )
 
     @property

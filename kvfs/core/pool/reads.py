@@ -6,10 +6,11 @@ last in its orders of eviction, and its time of access moves. A read of an objec
 over is no use (`leaves`). No read is an open of its namespace, so hit ratios leave it out. A turn
 of the loop takes at most AT_ONCE reports. nginx never waits: a report
 for which the socket has no room is lost, so the counts may be too low. A datagram that is no report
-is counted, and nothing else.
+is counted, and nothing else. The lease tells the other nodes the `load`.
 """
 
 import logging
+import math
 import socket
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from kvfs.pool.nginx import Report
 log = logging.getLogger(__name__)
 
 AT_ONCE = 256  # reports in a turn of the loop
+LOAD_S = 10.0  # s over which the load is averaged: a lease has it up to 9 s later
 LONGEST = 4096  # bytes of a datagram; nginx sends 2048 at most
 SENT = (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT)
 
@@ -44,6 +46,12 @@ class PeerReads:
         self.counters = Counter(
             {"served": 0, "served_bytes": 0, "served_failed": 0, "reports_wrong": 0}
         )
+        self._recent, self._at = 0.0, time.monotonic()  # bytes, each less by exp(-age / LOAD_S)
+
+    @property
+    def load(self) -> float:
+        """Bytes/s that other nodes have read lately: an exponential average."""
+        return self._recent * math.exp((self._at - time.monotonic()) / LOAD_S) / LOAD_S
 
     async def run(self) -> None:
         """Count the reports, for ever."""
@@ -66,6 +74,7 @@ class PeerReads:
     def take(self, datagrams: Iterable[bytes]) -> None:
         """Count some reports, and their objects as used."""
         used: dict[int, Inode] = {}
+        before = self.counters["served_bytes"]
         for datagram in datagrams:
             report = nginx.read_report(datagram)
             if report is None:
@@ -77,6 +86,8 @@ class PeerReads:
                 self.counters["served_bytes"] += report.sent
                 if (inode := self._object(report)) is not None and not self.leaves(inode):
                     used[inode.ino] = inode
+        self._recent = self.load * LOAD_S + self.counters["served_bytes"] - before
+        self._at = time.monotonic()
         for inode in used.values():
             self.ledger.accounts.touch(inode)
         now = time.time_ns()
