@@ -81,6 +81,31 @@ def test_unlinked_object_is_gone_with_a_full_index(pool: str, mount: Mount) -> N
         wait_for(lambda: absent(b.path / "block"), "it is unlinked for all nodes")
 
 
+def scripts(index: redis.Redis) -> int:
+    """Calls of scripts until now, also of those that a full index has refused."""
+    (found,) = (one for name, one in index.info("commandstats").items() if "evalsha" in name)
+    return int(found["calls"]) + int(found["rejected_calls"])
+
+
+def test_unlink_waits_for_few_of_many_objects_that_a_full_index_refuses(
+    pool: str, mount: Mount
+) -> None:
+    a, many = node(mount, pool, "a"), 4000
+    a.allow_log(QUIET)
+    write(a, "block", b"x")
+    index = index_of(pool)
+    with full(index):
+        for number in range(many):
+            (a.path / f"new{number}").write_bytes(b"y")
+        before = scripts(index)
+        wait_for(lambda: scripts(index) > before + many, "all were refused once")
+        before = scripts(index)
+        (a.path / "block").unlink()
+        wait_for(lambda: index.hexists("kvfs:kv:o:@0/block", "gone"), "the index knows")
+        assert scripts(index) - before < many / 3
+    wait_for(lambda: announced(a) == many, "all are announced")
+
+
 def test_node_without_a_lease_gets_none_from_a_full_index(pool: str, mount: Mount) -> None:
     a = node(mount, pool, "a")
     write(a, "block", b"x" * MIB)

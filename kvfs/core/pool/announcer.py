@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 import trio
 import trio.lowlevel
@@ -109,7 +110,8 @@ class Announcer:
         self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
         # Sealed by a FLUSH, and not released yet. No record changes at the release.
         self._flushed: dict[int, float] = {}
-        self._refused: dict[int, float] = {}  # by a full index: they wait for all other changes
+        # By a full index, the oldest first. Few of them try again, after all other changes.
+        self._refused: dict[int, float] = {}
         self._told: dict[int, Told] = {}
         # Modes and owners before the present changes, also of objects that only other nodes have
         self._attributes: dict[int, tuple[int, int, int]] = {}
@@ -319,8 +321,8 @@ class Announcer:
                 log.log(level, "the pool learns later of changes here: %s", problem)
                 self._logged = True
                 await trio.sleep(REFUSED_S if isinstance(problem, IndexFullError) else AGAIN_S)
-            if self._refused:
-                self._changed, self._refused = self._refused, {}
+            if self._refused:  # an unlink waits for these at most
+                self._changed.update(islice(self._refused.items(), TURNS * AT_ONCE))
                 self._wake.set()
             if self._flushed:
                 self._changed, self._flushed = self._flushed, {}
@@ -363,11 +365,14 @@ class Announcer:
         failed = True
         try:
             await self._send(turn)
+            for ino in turn.since if self._refused else ():
+                self._refused.pop(ino, None)
             failed = False
         except IndexDownError as error:
             self._problem = error
             if isinstance(error, IndexFullError):
-                self._refused.update(turn.since)
+                for ino, since in turn.since.items():
+                    self._refused.setdefault(ino, since)
             else:
                 self._changed = {**turn.since, **self._changed}
             self._attributes.update(turn.attributes)

@@ -4,11 +4,11 @@ Contract: any client writes a missing block, whose name tells its bytes, as the 
 does. A file of one client has versions; each tells its name, number and length, and the rest can
 be computed. Only this client writes, replaces, renames and unlinks it. It must see its last version
 or none, all others one of the versions, whole. Names below WRITTEN are written in place, so other
-clients of the same node do not read them. `last` is for the check after the run.
+clients of the same node do not read them. `last` is for the check after the run. All clients
+replace, rename and unlink the contested names: each has a version of some client, or is gone.
 """
 
 import contextlib
-import errno
 import mmap
 import os
 import random
@@ -20,6 +20,7 @@ from scripts.bench.workload.held import HeldFiles
 from scripts.bench.workload.task import Answer, Calls, Task, WrongError, expect
 
 NAMES, WRITTEN = 20, 8
+CONTESTED = 8  # names that all clients use
 SIZES = (64, 4096, 30_000, 200_000, 1_500_000)
 HELD = 3
 HEAD = struct.Struct(">IIQQ")  # client, name, version, length
@@ -60,7 +61,7 @@ class Pooled:
         self.last: dict[int, int] = {}  # by name: the version, or UNLINKED
         self.versions = 0
         self.held = HeldFiles(calls, rng, HELD)
-        for path in (f"{task.folder}/own", folder_of(task, task.client)):
+        for path in (f"{task.folder}/own", folder_of(task, task.client), f"{task.folder}/all"):
             with contextlib.suppress(FileExistsError):
                 calls.mkdir(path, 0o755)
         self.behaviours: dict[Callable[[], None], int] = {
@@ -72,6 +73,10 @@ class Pooled:
             self.unlink: 2,
             self.rename: 2,
             self.look: 6,
+            self.contest: 6,
+            self.contested: 8,
+            self.contest_unlink: 2,
+            self.contest_rename: 2,
             self.hold: 3,
             self.held.read: 6,
             self.held.let_go: 3,
@@ -202,11 +207,41 @@ class Pooled:
             found = self.calls.read_all(path)
         except FileNotFoundError:
             return
-        except OSError as error:  # it was replaced between two reads
-            if error.errno == errno.ESTALE:
-                return
-            raise
         verify(self.task, path, found, client, name)
+
+    # Names of all clients
+
+    def _contested(self) -> tuple[str, int]:
+        """The path of a contested name, and its number in the content."""
+        number = self.rng.randrange(CONTESTED)
+        return f"{self.task.folder}/all/{number}.bin", NAMES + number
+
+    def contest(self) -> None:
+        path, name = self._contested()
+        unfinished, data = f"{path}.{self.task.client}.tmp", self._next(name)
+        fd = self.calls.open(unfinished, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
+        self.calls.write_all(fd, data, unfinished)
+        self.calls.rename(unfinished, path)  # while it is open nothing may drop it
+        self.calls.close(fd)
+
+    def contested(self) -> None:
+        path, name = self._contested()
+        with contextlib.suppress(FileNotFoundError):
+            found = self.calls.read_all(path)
+            expect(path, "header", len(found[: HEAD.size]), HEAD.size)
+            verify(self.task, path, found, HEAD.unpack_from(found)[0], name)
+
+    def contest_unlink(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.calls.unlink(self._contested()[0])
+
+    def contest_rename(self) -> None:
+        """The name goes to another one and back: the other one is none that another client uses."""
+        path, _ = self._contested()
+        away = f"{path}.{self.task.client}.away"
+        with contextlib.suppress(FileNotFoundError):
+            self.calls.rename(path, away)
+            self.calls.rename(away, path)
 
     # Descriptors and listings
 
