@@ -231,13 +231,15 @@ class Operations(pyfuse3.Operations):
     def refuse(self, operation: str, ino: object, thread: int) -> int:
         """Note that an operation finds its inode stale, and return the errno of its answer."""
         assert isinstance(ino, int)
-        if operation in {"open", "create"} and self.second_tries.refused(thread, ino):
+        second = operation in {"open", "create"} and self.second_tries.refused(thread, ino)
+        if second and not is_nfs_server(thread):
             return errno.ENOENT  # the kernel would pass ESTALE to the program
         self.ledger.misses.refused(thread)
         return errno.ESTALE
 
     async def end_takeover(self) -> None:
         """When the kernel has sent all requests again, release handles that no request claimed."""
+        self.second_tries.takes_over()
         while not self.kernel.resends_over():  # noqa: ASYNC110 (the C part has no events)
             await trio.sleep(TAKEOVER_STEP)
         self.answers.forget()

@@ -2,13 +2,15 @@
 
 Contract: synchronous. A program never sees the first ESTALE of an open, but it would see a second
 one. So `refused` tells whether an open is of the inode that the thread's lookup has found since:
-the open is answered as a miss then. An NFS server that opens by a handle looks no name up, and its
-clients need ESTALE.
+the open is answered as a miss then. The daemon before this one may have refused any thread, so
+right after a takeover each stale open counts as a second try. Not for NFS servers: they open by
+handles, and their clients need ESTALE.
 """
 
 import time
 
 LATE = 100_000_000  # ns from ESTALE to the second one at most: usually some 5 ms
+AFTER_TAKEOVER = 1_000_000_000  # ns: requests have waited for this daemon
 MANY = 1024  # threads that are remembered
 
 
@@ -17,10 +19,17 @@ class SecondTries:
 
     def __init__(self) -> None:
         self._refused: dict[int, tuple[int, int]] = {}
+        self._takeover_until = 0
+
+    def takes_over(self) -> None:
+        """Note that this daemon begins to answer for one that died."""
+        self._takeover_until = time.monotonic_ns() + AFTER_TAKEOVER
 
     def refused(self, thread: int, ino: int) -> bool:
         """Note that an open gets ESTALE. Return whether it was the second try of one open."""
         now = time.monotonic_ns()
+        if now < self._takeover_until:
+            return True
         before, found = self._refused.pop(thread, (0, 0))
         if found == ino and now - before <= LATE:
             return True

@@ -10,7 +10,7 @@ import trio
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.pool.kernel_lookups import KernelLookups
-from kvfs.fuse.second_tries import LATE, MANY, SecondTries
+from kvfs.fuse.second_tries import AFTER_TAKEOVER, LATE, MANY, SecondTries
 from tests.unit.test_request_paths import CALLER, mounted
 from tests.unit.world import World, world
 
@@ -80,6 +80,18 @@ def test_an_open_is_a_second_try_only_of_what_its_thread_has_found_lately(
     assert not tries.refused(THREAD, 4)
     tries.found(THREAD, 5)
     assert tries.refused(THREAD, 5)
+
+
+def test_each_stale_open_right_after_a_takeover_is_a_second_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10**12
+    monkeypatch.setattr("time.monotonic_ns", lambda: now)
+    tries = SecondTries()
+    tries.takes_over()
+    assert tries.refused(THREAD, 1)
+    now += AFTER_TAKEOVER
+    assert not tries.refused(THREAD, 1)
 
 
 def test_the_oldest_threads_are_forgotten() -> None:
