@@ -112,7 +112,7 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
             kind, code = type(error).__name__, errno_of(error)
             if code == errno.ESTALE and parameters[-1] == "ctx":
                 assert isinstance(args[0], Operations)
-                code = args[0].refuse(name, args[1], cast("RequestContext", args[-1]).pid)
+                code = args[0].refuse(cast("RequestContext", args[-1]).pid)
         except OSError as error:
             log.exception("%s failed", call(*args))
             code = error.errno or errno.EIO
@@ -228,11 +228,9 @@ class Operations(pyfuse3.Operations):
             return value
         return self.tree.catalog.named(value if held is None else held.inode.ino)
 
-    def refuse(self, operation: str, ino: object, thread: int) -> int:
+    def refuse(self, thread: int) -> int:
         """Note that an operation finds its inode stale, and return the errno of its answer."""
-        assert isinstance(ino, int)
-        second = operation in {"open", "create"} and self.second_tries.refused(thread, ino)
-        if second and not is_nfs_server(thread):
+        if self.second_tries.refused(thread) and not is_nfs_server(thread):
             return errno.ENOENT  # the kernel would pass ESTALE to the program
         self.ledger.misses.refused(thread)
         return errno.ESTALE
@@ -280,15 +278,15 @@ class Operations(pyfuse3.Operations):
 
     attributes_of = _attributes
 
-    def _entry(self, inode: Inode, thread: int) -> EntryAttributes:
+    def _entry(self, inode: Inode) -> EntryAttributes:
         """The answer of an operation by which the kernel learns of an inode."""
-        self.second_tries.found(thread, inode.ino)
         if self.pool is not None:
             self.pool.kernel_lookups.answered(inode)
         return self._attributes(inode)
 
     def opened_fast(self, inode: Inode, thread: int) -> None:
         """Learn of an object in RAM that a thread opened without this loop."""
+        self.second_tries.ended(thread)
         if self.bucket_lookup is not None:
             self.bucket_lookup.open_predictor.opened(thread, inode.ino)
         if self.ledger.tiers.bucket.mounted:
@@ -309,14 +307,14 @@ class Operations(pyfuse3.Operations):
             try:
                 found = self.tree.lookup(parent_inode, name)
                 if not bucket_lookup.doubts(found):
-                    return self._entry(found, ctx.pid)
+                    return self._entry(found)
                 await bucket_lookup.confirm(found, ctx.pid)
             except NotFoundError:
                 await bucket_lookup.find(parent_inode, name)
         try:
-            return self._entry(self.tree.lookup(parent_inode, name), ctx.pid)
+            return self._entry(self.tree.lookup(parent_inode, name))
         except NotFoundError:
-            self.second_tries.found(ctx.pid, 0)
+            self.second_tries.ended(ctx.pid)
             self.ledger.absent_names.missed(parent_inode)
             self.ledger.misses.looked_up(parent_inode, name, ctx.pid)
             raise
@@ -474,7 +472,7 @@ class Operations(pyfuse3.Operations):
         self.virtual.refuse(inode)
         self.virtual.refuse(new_parent_inode, new_name)
         self.ledger.misses.named(new_parent_inode, new_name)
-        return self._entry(self.tree.link(inode, new_parent_inode, new_name), ctx.pid)
+        return self._entry(self.tree.link(inode, new_parent_inode, new_name))
 
     @_once
     async def unlink(self, parent_inode: int, name: bytes, ctx: RequestContext) -> None:
@@ -610,7 +608,10 @@ class Operations(pyfuse3.Operations):
         request, again = self.kernel.request()
         if again and (claimed := self.handles.claim(request)) is not None:
             return FileInfo(fh=pyfuse3.FileHandleT(claimed), keep_cache=True)
-        return await self._open(inode, flags, request, ctx)
+        info = await self._open(inode, flags, request, ctx)
+        if self.second_tries.threads:
+            self.second_tries.ended(ctx.pid)
+        return info
 
     @answering
     async def create(
@@ -638,7 +639,7 @@ class Operations(pyfuse3.Operations):
             if not found.is_file:
                 raise
             info = await self._open(found.ino, flags, request, ctx)
-            return info, self._entry(self.tree.inode(found.ino), ctx.pid)
+            return info, self._entry(self.tree.inode(found.ino))
         info = await self._handle(held, writable=True, request=request)
         entry = self._attributes(held.inode)
         if held.publish is None:

@@ -247,6 +247,57 @@ def test_object_unlinked_during_its_upload_does_not_come_back(
     assert absent(c.path / "block")
 
 
+def change_in_the_outage(kv: Mounted, how: str) -> tuple[str, bytes]:
+    """Let another state of a block go up, whose name, or the block's, the result tells."""
+    block = kv.path / "block"
+    if how == "rename":
+        block.rename(block.with_name("other"))
+        return "other", OLD
+    block.write_bytes(NEW)
+    return "block", NEW
+
+
+@pytest.mark.parametrize("last", ["unlink", "rename", "rewrite"])
+@pytest.mark.parametrize("how", ["rewrite", "rename"])
+def test_state_of_an_object_that_only_the_bucket_had_does_not_come_back(
+    both: str, mount: Mount, how: str, last: str
+) -> None:
+    """The index had the first state, and did not answer until the second one had left, too."""
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    for kv in (a, b):
+        kv.allow_log("the pool's index is down|the pool learns later of changes")
+    uploaded(a, "block", OLD)
+    request(b.path, "set", s3_recheck="3600")
+    wait_for(lambda: announced(a) == 1, "the index has the first state")
+    with stopped(both):
+        name, data = change_in_the_outage(a, how)
+        all_uploaded(a)
+        gets(b, name, data)
+        if last == "rewrite":
+            (a.path / name).write_bytes(b"last")
+        elif last == "rename":
+            (a.path / name).rename(a.path / "away")
+        else:
+            (a.path / name).unlink()
+
+    def seen(kv: Mounted) -> list[bytes | None]:
+        return [read(kv.path / one) for one in ("block", name)]
+
+    found = b"last" if last == "rewrite" else None
+    wanted = [None if how == "rename" else found, found]
+
+    def is_right_at_both() -> bool:
+        assert seen(a) == wanted
+        return seen(b) == wanted
+
+    wait_for(is_right_at_both, "b lets it go")
+    wait_for(lambda: all(knows_all(one) for one in (a, b)), "the index knows all")
+    wait_for(lambda: not s3_of(a)["to_delete"], "the bucket has followed")
+    assert is_right_at_both()
+    if last == "rename":
+        gets(b, "away", data)
+
+
 def test_object_rewritten_by_its_writer_stays_in_the_bucket(
     both: str, mount: Mount, s3: Server, bucket: str
 ) -> None:

@@ -10,7 +10,7 @@ import trio
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.pool.kernel_lookups import KernelLookups
-from kvfs.fuse.second_tries import AFTER_TAKEOVER, LATE, MANY, SecondTries
+from kvfs.fuse.second_tries import LATE, MANY, SecondTries
 from tests.unit.test_request_paths import CALLER, mounted
 from tests.unit.world import World, world
 
@@ -63,44 +63,40 @@ def test_a_lookup_in_vain_ends_an_open(tmp_path: Path) -> None:
         trio.run(case, made)
 
 
-def test_an_open_is_a_second_try_only_of_what_its_thread_has_found_lately(
+def test_a_stale_inode_belongs_to_a_second_try_until_its_call_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 10**12
     monkeypatch.setattr("time.monotonic_ns", lambda: now)
     tries = SecondTries()
-    assert not tries.refused(THREAD, 1)
-    assert not tries.refused(THREAD, 1)  # an NFS server looks no name up
-    tries.found(OTHER, 2)
-    assert not tries.refused(THREAD, 2)
-    tries.found(THREAD, 2)
-    assert not tries.refused(THREAD, 3)
-    tries.found(THREAD, 4)
-    now += LATE + 1
-    assert not tries.refused(THREAD, 4)
-    tries.found(THREAD, 5)
-    assert tries.refused(THREAD, 5)
+    assert not tries.refused(THREAD)
+    assert not tries.refused(OTHER)
+    assert tries.refused(THREAD)  # the next one belongs to another call
+    assert not tries.refused(THREAD)
+    tries.ended(THREAD)
+    assert not tries.refused(THREAD)
+    now += LATE
+    assert not tries.refused(THREAD)
 
 
-def test_each_stale_open_right_after_a_takeover_is_a_second_try(
+def test_each_stale_inode_right_after_a_takeover_belongs_to_a_second_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 10**12
     monkeypatch.setattr("time.monotonic_ns", lambda: now)
     tries = SecondTries()
     tries.takes_over()
-    assert tries.refused(THREAD, 1)
-    now += AFTER_TAKEOVER
-    assert not tries.refused(THREAD, 1)
+    assert tries.refused(THREAD)
+    now += LATE
+    assert not tries.refused(THREAD)
 
 
 def test_the_oldest_threads_are_forgotten() -> None:
     tries = SecondTries()
     for thread in range(MANY + 1):
-        assert not tries.refused(thread, 1)
-        tries.found(thread, 2)
-    assert not tries.refused(0, 2)
-    assert tries.refused(MANY, 2)
+        assert not tries.refused(thread)
+    assert not tries.refused(0)
+    assert tries.refused(MANY)
 
 
 def test_the_kernel_knows_an_inode_until_it_has_given_all_its_lookups_back() -> None:

@@ -179,11 +179,39 @@ class Announcer:
             before = self._told.get(ino)
             if before is None or not before.shared or ino in batch.dropped:
                 continue
-            if ino not in self._withdrawn and before.leaves(ino, batch):
+            if ino in self._withdrawn:
+                continue
+            if before.leaves(ino, batch):
                 self.entries.leaving.leaves(before.indexed, batch)
                 self.objects.leaves(ino, batch)
                 self._delete_elsewhere(before, batch)
-                batch.then(partial(self._told.__setitem__, ino, before._replace(there="")))
+                before = before._replace(there="", left=True)
+                batch.then(partial(self._told.__setitem__, ino, before))
+            if (later := self._stored_since(ino, before, batch)) is not None:
+                self.entries.leaving.leaves(later, batch)
+                batch.then(partial(self.entries.leaving.changes, later.key, ino))
+                before = before._replace(also=(*before.also, later))
+                batch.then(partial(self._told.__setitem__, ino, before))
+
+    def _stored_since(self, ino: int, before: Told, batch: Batch) -> Unlinked | None:
+        """A later state that leaves in a batch, too, and that the bucket may have; or None.
+
+        The index has not learned of it yet. But another node may have read it from the bucket.
+        """
+        bucket = self.ledger.tiers.bucket
+        known = self.ledger.catalog.inode(ino) if bucket.mounted and bucket.shared else None
+        if known is None or not known.sealed or not known.links:
+            return None
+        key = self.entries.key(known)
+        if key is None or before.is_still(known, key):
+            return None
+        if not (known.in_bucket or self._uploads(known)):
+            return None
+        state = Told.of(known, key)
+        later = state.indexed
+        if not known.digest:
+            later = Unlinked(key, NO_DIGEST, known.backing_mtime_ns + 1)
+        return later if state.leaves(ino, batch) and later not in before.also else None
 
     def _uploads(self, inode: Inode) -> bool:
         """Whether other nodes may have an object from the bucket before its upload has ended."""
@@ -376,7 +404,9 @@ class Announcer:
             else:
                 self._changed = {**turn.since, **self._changed}
             self._attributes.update(turn.attributes)
-            self._told.update(turn.told)  # the index knows these, and perhaps some later states
+            for ino, before in turn.told.items():  # it knows these, and perhaps some later states
+                later = self._told.get(ino)
+                self._told[ino] = before if later is None else before.before(later)
             self._withdrawn |= turn.dropped
         finally:
             self._turns.remove(turn)
@@ -421,7 +451,7 @@ class Announcer:
                 and inode is not None
                 and before.is_still(inode, self.entries.key(inode))
             )
-            if before is not None and not stays and before.shared and ino not in turn.dropped:
+            if before is not None and _is_gone(before, stays=stays, dropped=ino in turn.dropped):
                 turn.gone[ino] = before
                 self.objects.takes_back(ino)
             wanted = None if inode is None else self._wanted(inode, me, folders)
@@ -443,12 +473,14 @@ class Announcer:
     async def _send(self, turn: _Turn) -> None:
         """Take back what is not true any more, and then announce what is. IndexDownError."""
         node, gone, left = self.peers.me().node, turn.gone, turn.left
-        unlinked = await self.index.unlink([before.indexed for before in gone.values()])
-        await self.listed.unlist([before.key for before in gone.values()], unlinked)
+        taken = [one for before in gone.values() for one in before.all_left]
+        unlinked = await self.index.unlink(taken)
+        await self.listed.unlist([one.key for one in taken], unlinked)
         for ino, before in turn.told.items():
             again = self._told.get(ino)  # it has changed once more meanwhile
-            if again is None or again.key != before.key:
-                self.entries.leaving.told(before.indexed, ino, gone=ino in gone)
+            for one in before.all_left:
+                if again is None or again.key != one.key:
+                    self.entries.leaving.told(one, ino, gone=ino in gone)
         await self.listed.unlist(left, await self.index.withdraw(node, left))
         for ino in gone:
             self.objects.end_conflict(ino)
@@ -528,6 +560,13 @@ class Announcer:
             else:
                 await self.conflicts.meet(ino, wanted)
         await self.index.list_names(names)
+
+
+def _is_gone(before: Told, *, stays: bool, dropped: bool) -> bool:
+    """Whether the index is to take an object back for all nodes."""
+    if not before.shared:
+        return False
+    return bool(before.also) or (not stays and (before.left or not dropped))
 
 
 def _attributes(inode: Inode) -> tuple[int, int, int]:

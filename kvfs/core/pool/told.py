@@ -21,6 +21,9 @@ class Told(NamedTuple):
     link: tuple[int, int]  # the directory and the cookie of its first name
     shared: bool = True  # changes of its name are for all nodes
     there: str = ""  # the key at which another node may have stored it, if this node has not
+    left: bool = False  # a program has taken the name, or rewritten the object
+    # Later states that left as well: other nodes may have them from the bucket, and announce them.
+    also: tuple[Unlinked, ...] = ()
 
     @classmethod
     def of(
@@ -34,6 +37,17 @@ class Told(NamedTuple):
     ) -> "Told":
         indexed = other or Unlinked(key, inode.digest, inode.backing_mtime_ns)
         return cls(key, inode.version, inode.digest, indexed, inode.links[0], shared, there)
+
+    @property
+    def all_left(self) -> tuple[Unlinked, ...]:
+        """All that the index is to take back if a program has taken the name."""
+        return self.indexed, *self.also
+
+    def before(self, later: "Told") -> "Told":
+        """This state, with what has left since: the index may know this one, or the later one."""
+        since = later.all_left if later.left else later.also
+        also = (*self.also, *(one for one in since if one not in self.all_left))
+        return self._replace(left=self.left or later.left, also=also)
 
     def is_still(self, inode: Inode, key: str | None) -> bool:
         """Whether an object has the same content and key yet."""
