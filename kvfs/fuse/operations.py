@@ -286,7 +286,6 @@ class Operations(pyfuse3.Operations):
 
     def opened_fast(self, inode: Inode, thread: int) -> None:
         """Learn of an object in RAM that a thread opened without this loop."""
-        self.second_tries.ended(thread)
         if self.bucket_lookup is not None:
             self.bucket_lookup.open_predictor.opened(thread, inode.ino)
         if self.ledger.tiers.bucket.mounted:
@@ -314,7 +313,7 @@ class Operations(pyfuse3.Operations):
         try:
             return self._entry(self.tree.lookup(parent_inode, name))
         except NotFoundError:
-            self.second_tries.ended(ctx.pid)
+            self.second_tries.found_nothing(ctx.pid)
             self.ledger.absent_names.missed(parent_inode)
             self.ledger.misses.looked_up(parent_inode, name, ctx.pid)
             raise
@@ -610,7 +609,7 @@ class Operations(pyfuse3.Operations):
             return FileInfo(fh=pyfuse3.FileHandleT(claimed), keep_cache=True)
         info = await self._open(inode, flags, request, ctx)
         if self.second_tries.threads:
-            self.second_tries.ended(ctx.pid)
+            self.second_tries.opened(ctx.pid)
         return info
 
     @answering
