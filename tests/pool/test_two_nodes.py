@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -1397,3 +1399,26 @@ def test_node_with_certificates_reads_from_no_node_without(
     assert read(b.path / "with") == b"x" * MIB
     assert read(b.path / "without") is None
     assert read(c.path / "with") is None
+
+
+def test_node_whose_own_certificate_is_wrong_says_so(
+    pool: str, mount: Mount, tmp_path: Path
+) -> None:
+    """As after the first half of a rotation. The next daemon reads the files."""
+    folder, other = authority(tmp_path / "tls"), authority(tmp_path / "other")
+    mine = shutil.copytree(folder, tmp_path / "mine")
+    a = node(mount, f"{pool},pool_tls={folder}", "a")
+    b = node(mount, f"{pool},pool_tls={mine}", "b")
+    write(a, "block", b"x" * MIB)
+    shutil.copy(other / "cert.pem", mine)
+    b.kill_daemon()
+
+    def failing() -> list[dict[str, Any]]:
+        assert read(b.path / "block") is None
+        found: list[dict[str, Any]] = b.status()["pool"]["failing"]
+        return found
+
+    wait_for(failing, "the node says that it reads nothing")
+    assert f"pool_tls={mine}" in failing()[0]["why"]
+    shutil.copy(folder / "cert.pem", mine)
+    gets(b, "block", b"x" * MIB)

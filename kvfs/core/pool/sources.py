@@ -18,7 +18,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.pool.lookup import PoolLookup
-from kvfs.errors import NotFoundError
+from kvfs.errors import ConfigError, NotFoundError
 from kvfs.movement.movers import Moved, MoverPool, patience_for
 from kvfs.movement.streams import Ends
 from kvfs.pool import fetching
@@ -98,7 +98,7 @@ class Sources:
                     moved = await self._run(wanted, found.chunks, ends)
                 except NoFileError as error:
                     failures.append(str(error))
-                except PeerError as error:
+                except (PeerError, ConfigError) as error:  # or our own certificate is wrong
                     if isinstance(error, WrongChunkError):
                         self.spoiled.note(inode.digest)
                     self.peers.failed(owner.node, str(error))
