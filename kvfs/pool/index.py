@@ -418,7 +418,10 @@ class Index:
         await self.ask(commands, LONG)
 
     async def expect_usable(self) -> None:
-        """Raises ConfigError if the index is not a Redis of this format, or is too old."""
+        """Raises ConfigError if the index is not a Redis of this format, or is too old.
+
+        IndexRefusedError if the user may not use a command of the scripts; IndexDownError.
+        """
         key = f"{self.pool}format"
         told, found = await self.ask([(key, ("INFO", "server")), (key, ("GET", key))], LONG)
         version = _REDIS.search(_text(told))
@@ -434,6 +437,8 @@ class Index:
                 f"pool={self.servers.place}: the pool has format {_text(found)[:20]}, this kvfs "
                 f"knows {FORMAT}: upgrade kvfs here, or give another NAME"
             )
+        key = f"{self.pool}try"
+        await self.ask([(key, scripts.TRY.call(key))], LONG)
 
     # Keys and replies
 

@@ -187,3 +187,23 @@ end
 return taken
 """
 )
+
+# Try the commands of the other scripts, and reply with the error of one that the user may not use.
+# Other errors count as tried: a full memory takes no new objects, and the pool serves on.
+TRY = Script(
+    """
+local key = KEYS[1]
+for _, words in ipairs({
+  {'DEL', key}, {'HSET', key, 'a', 'b'}, {'HGET', key, 'a'}, {'HEXISTS', key, 'a'}, {'HKEYS', key},
+  {'PERSIST', key}, {'EXPIRE', key, 1}, {'HDEL', key, 'a'}, {'DEL', key}, {'SADD', key, 'a'},
+  {'SMEMBERS', key}, {'SREM', key, 'a'}, {'DEL', key}
+}) do
+  local reply = redis.pcall(unpack(words))
+  local why = type(reply) == 'table' and reply.err or ''
+  if string.find(why, 'NOPERM') or string.find(why, 'user executing the script') then
+    return redis.error_reply('NOPERM ' .. words[1] .. ': ' .. why)
+  end
+end
+return 'here'
+"""
+)

@@ -115,6 +115,19 @@ def test_user_that_may_not_ask(tmp_path: Path, refused: Refused) -> None:
     assert "pool_credentials" not in told
 
 
+@pytest.mark.parametrize("missing", ["eval", "evalsha", "hset", "srem", "persist"])
+def test_user_that_may_not_use_a_command_of_a_script(
+    tmp_path: Path, refused: Refused, missing: str
+) -> None:
+    port = free_port()
+    with server(tmp_path / "redis", port):
+        command(port, "ACL", "SETUSER", "weak", "on", f">{SECRET}", "~*", "+@all", f"-{missing}")
+        told = refused(at(port), KVFS_POOL_USER="weak", KVFS_POOL_PASSWORD=SECRET)
+    assert "NOPERM" in told
+    assert missing in told.lower()
+    assert "the user needs the commands of docs/pool.md" in told
+
+
 def test_user_with_the_keys_of_another_pool(tmp_path: Path, refused: Refused) -> None:
     port = free_port()
     with server(tmp_path / "redis", port):
