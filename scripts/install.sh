@@ -103,7 +103,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! .venv/bin/python -c "$wor
     .venv/bin/python -m pip install --quiet --disable-pip-version-check \
         --editable ".${extra:+[$extra]}"
     .venv/bin/python -c "$works"
-    echo "$wanted" >"$stamp"
+    echo "$wanted" | tee "$stamp" >.venv/.installed  # each extra has kvfs itself, too
 fi
 
 # Tests of the chart run a real helm.

@@ -299,24 +299,35 @@ class Operations(pyfuse3.Operations):
             entry = self.virtual.lookup(parent_inode, name, ctx)
             if entry is not None:
                 return entry
-        bucket_lookup = self.bucket_lookup
-        if self.pool is not None:
-            await self.pool.look_up(parent_inode, name)
-        if bucket_lookup is not None:
-            try:
-                found = self.tree.lookup(parent_inode, name)
-                if not bucket_lookup.doubts(found):
-                    return self._entry(found)
-                await bucket_lookup.confirm(found, ctx.pid)
-            except NotFoundError:
-                await bucket_lookup.find(parent_inode, name)
+        tries = self.second_tries
+        if tries.threads:
+            tries.looks_up(ctx.pid, parent_inode, name)
+        found = None
         try:
-            return self._entry(self.tree.lookup(parent_inode, name))
+            found = await self._look_up(parent_inode, name, ctx.pid)
         except NotFoundError:
-            self.second_tries.found_nothing(ctx.pid)
             self.ledger.absent_names.missed(parent_inode)
             self.ledger.misses.looked_up(parent_inode, name, ctx.pid)
             raise
+        finally:
+            if tries.threads and (found is None or found.is_file):
+                tries.walked(ctx.pid, parent_inode, name)
+        return self._entry(found)
+
+    async def _look_up(self, parent: int, name: bytes, thread: int) -> Inode:
+        """Look a name up here, in the pool and in the bucket. Raises NotFoundError."""
+        if self.pool is not None:
+            await self.pool.look_up(parent, name)
+        bucket_lookup = self.bucket_lookup
+        if bucket_lookup is not None:
+            try:
+                found = self.tree.lookup(parent, name)
+                if not bucket_lookup.doubts(found):
+                    return found
+                await bucket_lookup.confirm(found, thread)
+            except NotFoundError:
+                await bucket_lookup.find(parent, name)
+        return self.tree.lookup(parent, name)
 
     async def _complete(self, ino: int) -> None:
         """Fetch an inode's full attributes before a program sees them, if it is only a stub."""

@@ -16,6 +16,7 @@ import trio
 from kvfs.catalog import ROOT_INO
 from kvfs.core.ledger.open_table import OpenObject
 from kvfs.core.objects.files import BackingFiles
+from kvfs.core.objects.mappings import LOOKS
 from kvfs.core.objects.objects import SIZE_MAX
 from kvfs.errors import (
     CatalogError,
@@ -163,6 +164,25 @@ def test_an_unchanged_file_is_not_sealed_twice(made: World) -> None:
         assert made.ledger.counters["sealed"] == 1
 
     run(case)
+
+
+def test_a_file_that_the_kernel_closes_late_is_sealed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(made: World) -> None:
+        held = await made.create(b"a", BYTES)
+        looks = iter([True] * (LOOKS + 1))
+        monkeypatch.setattr(type(held.tier), "is_in_use", lambda *_: next(looks, False))
+        await made.close(held, writable=True)
+        assert held.mapped
+        await made.objects.sealing.mappings.look()
+        assert not made.ledger.table.open
+        assert made.ledger.counters["sealed"] == 1
+        assert await made.read(held.inode.ino) == BYTES
+        await made.check_at_rest()
+
+    with world(tmp_path, passthrough=True) as made:
+        trio.run(case, made)
 
 
 def test_a_create_that_is_forbidden_after_the_await_leaves_nothing(made: World) -> None:

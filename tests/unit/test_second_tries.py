@@ -47,15 +47,20 @@ def test_only_the_first_stale_inode_of_an_open_is_told_to_the_kernel(tmp_path: P
         trio.run(case, made)
 
 
-def test_a_lookup_in_vain_ends_an_open(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lookups", [1, 2])
+def test_a_lookup_in_vain_ends_an_open(tmp_path: Path, lookups: int) -> None:
+    """The kernel looks up once, or also the name that it knew. Another open follows at once."""
+
     async def case(made: World) -> None:
         served = mounted(made)
         for name in (b"a", b"b"):
-            ino = await dropped(made, name)
+            inode = await made.store(name, b"bytes", made.fast)
+            await served.lookup(ROOT_INO, name, CALLER)
+            made.ledger.removals.drop(inode, "evicted")
             with pytest.raises(pyfuse3.FUSEError) as caught:
-                await served.open(ino, os.O_RDONLY, CALLER)
+                await served.open(inode.ino, os.O_RDONLY, CALLER)
             assert caught.value.errno == errno.ESTALE
-            for _ in range(2):  # of the name that the kernel knew, and anew
+            for _ in range(lookups):
                 with pytest.raises(pyfuse3.FUSEError) as caught:
                     await served.lookup(ROOT_INO, name, CALLER)
                 assert caught.value.errno == errno.ENOENT
@@ -76,10 +81,24 @@ def test_a_stale_inode_belongs_to_a_second_try_until_its_call_has_ended(
     assert not tries.refused(THREAD)
     tries.opened(THREAD)
     assert not tries.refused(THREAD)
-    tries.found_nothing(THREAD)
+    for _ in range(2):
+        tries.looks_up(THREAD, ROOT_INO, b"a")
+        tries.walked(THREAD, ROOT_INO, b"a")
     assert tries.refused(THREAD)  # the kernel has looked up once more, and found another inode
     assert not tries.refused(THREAD)
     now += LATE
+    assert not tries.refused(THREAD)
+
+
+def test_a_lookup_of_another_name_ends_a_call_whose_walk_has_ended() -> None:
+    tries = SecondTries()
+    assert not tries.refused(THREAD)
+    tries.looks_up(THREAD, ROOT_INO, b"directory")
+    tries.looks_up(THREAD, 7, b"a")
+    tries.walked(THREAD, 7, b"a")
+    tries.looks_up(OTHER, 7, b"b")
+    assert THREAD in tries.threads
+    tries.looks_up(THREAD, 7, b"b")
     assert not tries.refused(THREAD)
 
 

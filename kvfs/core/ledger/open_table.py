@@ -26,6 +26,7 @@ from kvfs.tiers import Reservation, Tier
 
 AHEAD_MAX = 256 << 20  # bytes set aside beyond what a file has
 CLOSED_FOR = 1.0  # s after its close in which a file is released, if no other descriptor has it
+UNSEALED = (-1, -1, -1)  # `sealed_as` of an object without a seal that counts
 CLOSING, CLOSING_MAX = 0.002, 10  # s between looks at what is just closed: twice as many as its own
 
 
@@ -50,7 +51,7 @@ class OpenObject:
     doom: KvfsError | None = None  # why it is cut off: core/capacity/bounds.py
     leaving: int = 0  # bytes that it still has after that, while its writer writes on
     # Size, time of change and blocks that the catalog has.
-    sealed_as: tuple[int, int, int] = (-1, -1, -1)
+    sealed_as: tuple[int, int, int] = UNSEALED
     # Size and time of the bytes that none of its writers wrote. A new file and version have none.
     unwritten: tuple[int, int] = (0, -1)
     closed_at: float = -math.inf  # trio's s: a writer was told that its close went well

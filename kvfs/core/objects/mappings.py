@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from kvfs.core.ledger.open_table import OpenObject, OpenTable
+from kvfs.core.ledger.open_table import UNSEALED, OpenObject, OpenTable
 from kvfs.core.objects.files import Backings
 from kvfs.errors import CatalogError
 
@@ -116,5 +116,5 @@ class Mappings:
         for held in [held for held in self.table.staging.values() if held.mapped]:
             if gone(held):
                 held.mapped = False
-                held.sealed_as = (-1, -1, -1)  # the catalog has it as unfinished
+                held.sealed_as = UNSEALED  # the catalog has it as unfinished
                 await self._close(held)

@@ -20,7 +20,7 @@ from kvfs.core.capacity.bounds import Bounds
 from kvfs.core.capacity.placement import Placement
 from kvfs.core.capacity.refusals import QUIET, Told, code_of
 from kvfs.core.ledger.ledger import Ledger
-from kvfs.core.ledger.open_table import OpenObject
+from kvfs.core.ledger.open_table import UNSEALED, OpenObject
 from kvfs.core.objects.files import BackingFiles
 from kvfs.core.objects.incoming import Incoming
 from kvfs.core.objects.mappings import Mappings
@@ -125,8 +125,9 @@ class Sealing:
             batch.put(inode)
             batch.mark_finished(inode.ino)
             self.ledger.dirty.on_seal(inode, batch)
+        # The end of a mapping is no further seal, nor is a close that the kernel ends late.
+        self.ledger.counters["sealed"] += not again or held.sealed_as != UNSEALED
         held.sealed_as = found
-        self.ledger.counters["sealed"] += 1
         self.placement.learn(held, inode.blocks * 512)
         return True
 
