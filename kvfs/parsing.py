@@ -97,6 +97,8 @@ def _shown(text: str) -> str:
 def hint(name: str, known: Iterable[str]) -> str:
     """Return the known names that an unknown one may stand for, or all of them."""
     names = list(known)
+    if _NETWORK.fullmatch(name):
+        return "join networks by +, not by a comma"
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
 
@@ -131,6 +133,7 @@ def _seconds(text: str) -> float:
     return found
 
 
+_NETWORK = re.compile(r"[0-9a-fA-F.:]+/\d+")
 SIZE = ValueKind("size", parse_size, format_size)
 DURATION = ValueKind("duration", parse_duration, format_duration)
 SECONDS = ValueKind("seconds", _seconds)  # up to a year, and parts of one

@@ -29,6 +29,7 @@ from kvfs import runtime
 from kvfs.cli import completion, give, human, json_option, printable
 from kvfs.cli.screen import screen
 from kvfs.errors import ConfigError
+from kvfs.pool.nginx import EXTRA, installed
 
 KERNEL = (6, 9)
 LIBFUSE = (3, 14)
@@ -102,6 +103,7 @@ def _checks() -> Iterator[Check]:
     yield _memory()
     yield _packages()
     yield _extension()
+    yield _pool()
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -237,6 +239,20 @@ def _extension() -> Check:
     except ImportError as error:
         return Check("C extension", "missing", str(error), "scripts/install.sh")
     return Check("C extension", "ok", "loads")
+
+
+def _pool() -> Check:
+    """Look for what only mounts with the option pool need: its lack degrades nothing else."""
+    try:
+        nginx = ".".join(map(str, installed().version))
+        redis = importlib.metadata.version("redis")
+    except importlib.metadata.PackageNotFoundError:
+        lacks = f"no Python package redis: {EXTRA}"
+    except ConfigError as error:
+        lacks = str(error).removeprefix("pool: ")
+    else:
+        return Check("pool", "ok", f"nginx {nginx}, redis {redis}")
+    return Check("pool", "ok", f"{lacks}; only the option pool needs it")
 
 
 def _show(checks: list[Check]) -> None:

@@ -11,7 +11,7 @@ from kvfs.cli import give, human, json_option, kvfs_mount, mounted_argument
 from kvfs.cli.screen import duration, pairs, screen, table
 from kvfs.control import request
 
-COLUMNS = ("node", "reads from it at", "state", "objects", "bytes", "announced after")
+COLUMNS = ("node", "reads from it at", "state", "objects", "bytes", "room", "announced after")
 CONFLICTS = ("in conflict", "the name is of")
 LEFT = {"node", "reads from it at", "state"}
 
@@ -71,7 +71,8 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
     own: list[RenderableType] = [pairs([("pool", found["place"]), *facts(found)])]
     if "conflicts" in found:
         named = [(one["path"], ", ".join(one["nodes"]) or "-") for one in found["conflicts"]]
-        own.append(table(CONFLICTS, named, fold=CONFLICTS))
+        none = "no object of this node is in conflict"
+        own.append(table(CONFLICTS, named, fold=CONFLICTS) if named else none)
     if not found["nodes"] and not found["index"]["up"]:
         asked = found["index"].get("asked", True)  # an earlier daemon does not tell it
         why = "does not answer" if asked else "was not asked yet"
@@ -79,10 +80,11 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
     rows = [
         (
             _name(one) + (" (this)" if one["node"] == found["node"] else ""),
-            one["address"] or "nowhere",
+            _address(one),
             "live" if one["live"] else f"gone for {duration(one['seen_s'])}",
             str(one["objects"]),
             human(one["bytes"]),
+            human(one["room"]),
             f"{one['lag_s']:.1f} s",
         )
         for one in found["nodes"]
@@ -93,3 +95,9 @@ def shown(found: dict[str, Any]) -> list[RenderableType]:
 def _name(node: dict[str, Any]) -> str:
     """Return the host and mount point of a node, or its number if the index does not know them."""
     return f"{node['host']}:{node['mountpoint']}" if node["mountpoint"] else str(node["node"])
+
+
+def _address(node: dict[str, Any]) -> str:
+    if not node["address"]:
+        return "nowhere"
+    return f"{node['address']}, TLS" if node["tls"] else str(node["address"])

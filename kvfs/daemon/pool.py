@@ -13,8 +13,8 @@ from kvfs import own_files, runtime
 from kvfs.config import Config
 from kvfs.errors import ConfigError
 from kvfs.pool.member import Membership
+from kvfs.pool.nginx import EXTRA
 
-EXTRA = "pip install 'kvfs[pool]'"
 PORT = 7373  # of nginx, if pool_address has none
 
 

@@ -34,6 +34,7 @@ from kvfs.errors import ConfigError, KvfsError
 
 PROGRAM = "nginx"
 PACKAGE = "apt-get install nginx-light"
+EXTRA = "pip install 'kvfs[pool]'"  # for the index
 ACCOUNTS = ("kvfs-pool", "www-data", "nginx")  # the first that the machine has
 OLDEST = (1, 18, 0)
 LOGS, KTLS = (1, 19, 5), (1, 21, 4)  # the first with the option -e; that sends files by kernel TLS

@@ -414,9 +414,9 @@ def test_dead_node_keeps_its_name(pool: str, mount: Mount) -> None:
     a.kill()
     index = index_of(pool)
     index.delete(f"kvfs:kv:n:{identity}")  # as after 10 s
-    assert re.search(
-        rf"^ *{socket.gethostname()}:{a.path} +nowhere +gone for", shown(b), re.MULTILINE
-    )
+    row = rf"^ *{socket.gethostname()}:{a.path} +nowhere +gone for"
+    assert re.search(row, shown(b), re.MULTILINE)
+    assert "no object of this node is in conflict" in run("pool", "--conflicts", b.path)
     index.hset("kvfs:kv:names", identity, b"\x1b[2J:/\xff\n")
     assert re.search(r"^ *\\x1b\[2J:/\ufffd\\n +nowhere", shown(b), re.MULTILINE)
     index.hdel("kvfs:kv:names", identity)

@@ -507,7 +507,7 @@ def test_doctor_tries_passthrough_and_huge_pages_for_real() -> None:
     checks = {check["name"]: check for check in report["checks"]}
     assert set(checks) == {
         "kernel", "/dev/fuse", "libfuse", "privileges", "fusermount3", "passthrough", "huge pages",
-        "memory", "python packages", "C extension",
+        "memory", "python packages", "C extension", "pool",
     }  # fmt: skip
     assert all(check["verdict"] in {"ok", "degraded", "missing"} for check in checks.values())
     assert all(bool(check["cure"]) == (check["verdict"] != "ok") for check in checks.values())
@@ -531,6 +531,20 @@ def test_doctor_names_the_cure_of_each_lack(monkeypatch: pytest.MonkeyPatch) -> 
     assert "degraded passthrough not tried: needs CAP_SYS_ADMIN" in shown
     assert "degraded memory" in shown
     assert "missing fusermount3 not installed cure: apt-get install fuse3" in shown
+
+
+def test_doctor_asks_for_nothing_that_only_a_pool_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"nginx 1\.\d+\.\d+, redis \d+\.\S+", doctor._pool().found)
+
+    def refuse(_: str) -> str:
+        raise importlib.metadata.PackageNotFoundError
+
+    monkeypatch.setattr(importlib.metadata, "version", refuse)
+    lacks = "no Python package redis: pip install 'kvfs[pool]'; only the option pool needs it"
+    assert doctor._pool() == ("pool", "ok", lacks, "")
+    monkeypatch.setattr("kvfs.pool.nginx.PROGRAM", "nginx-none")
+    assert doctor._pool().found.startswith("nginx-none is missing, ")
+    assert doctor._pool().verdict == "ok"
 
 
 def test_doctor_does_not_begin_with_a_chmod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,6 +307,10 @@ def test_every_option_is_described() -> None:
         ("ramm=2G", "unknown option 'ramm'; did you mean ram?"),
         ("nvmesize=2G", "did you mean nvme_size"),
         ("noatim", "did you mean noatime"),
+        (
+            "pool=redis://h/kv,pool_allow=10.0.0.0/8,fd00::/8",
+            "unknown option 'fd00::/8'; join networks by +, not by a comma",
+        ),
         ("frobnicate", "unknown option 'frobnicate'; there are ram, nvme"),
         ("ro=1", "option ro=1: ro takes no value: give ro alone"),
         ("rw=1", "option rw=1: rw takes no value: give rw alone"),

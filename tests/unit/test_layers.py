@@ -115,6 +115,7 @@ HOMES = {
 CLI_LOADS = {
     ("kvfs.cli.fsck", "kvfs.fsck"),
     ("kvfs.cli.gc", "kvfs.gc"),
+    ("kvfs.cli.doctor", "kvfs.pool.nginx"),
     ("kvfs.cli.umount", "kvfs.pool.nginx"),
     ("kvfs.cli.umount", "kvfs.tiers"),
     ("kvfs.cli.umount", "kvfs.tiers.ram"),
