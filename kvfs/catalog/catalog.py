@@ -54,9 +54,9 @@ class Catalog:
         # Adds to a batch the changes that follow from its names, before the batch commits. It may
         # raise.
         self.complete_batch: Callable[[Batch], None] = lambda _: None
-        # Called with each batch before it commits, after `complete_batch`: core/pool/announcer.py.
+        # Called with each batch before it commits, after `complete_batch`: core/pool/changes.py.
         self.committing: Callable[[Batch], None] = lambda _: None
-        # Called before a record changes: core/ledger/fast_opens.py, core/pool/announcer.py.
+        # Called before a record changes: core/ledger/fast_opens.py, core/pool/changes.py.
         self.watchers: list[Callable[[Inode], None]] = []
         # Called after a batch gave or took names, or failed to: core/ledger/absent_names.py.
         self.names_changed: Callable[[Sequence[tuple[int, bytes, bool]], bool], None]

@@ -1,8 +1,8 @@
 """Announces the objects of this node in the index, and takes them back.
 
-Contract: `run` runs as long as the mount. `changing` learns of each record before it changes. A
-turn compares what the index was told of an object with what is true now, so it does not matter
-which operation changed the object, nor how often. An object is announced once it has its digest; a
+Contract: `run` runs as long as the mount. `changes` knows what changed. A turn compares what the
+index was told of an object with what is true now, so it does not matter which operation changed the
+object, nor how often. An object is announced once it has its digest; a
 mover computes the digest of an object that only RAM has.
 
 - An object that kvfs dropped by itself is *withdrawn*: other nodes keep theirs.
@@ -18,25 +18,23 @@ the loop.
 """
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
 import trio
 import trio.lowlevel
 
-from kvfs.catalog import Batch, Inode, keys
+from kvfs.catalog import Inode, keys
 from kvfs.core.ledger.ledger import Ledger
 from kvfs.core.moves.transfers import TierTransfers
+from kvfs.core.pool.changes import Changes, Turn, attributes_of
 from kvfs.core.pool.chunk_digests import ChunkDigests
 from kvfs.core.pool.conflicts import Conflicts
 from kvfs.core.pool.digests import Digests
 from kvfs.core.pool.entries import facts_of
-from kvfs.core.pool.indexed import Indexed, IndexedObjects
-from kvfs.core.pool.leaving import NO_DIGEST
+from kvfs.core.pool.indexed import IndexedObjects
 from kvfs.core.pool.listed import ListedNames
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.core.pool.news import News
@@ -45,7 +43,7 @@ from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool.errors import IndexDownError, IndexFullError
-from kvfs.pool.index import Announcement, Lease, Owner, Unlinked
+from kvfs.pool.index import Announcement, Lease, Owner
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)
@@ -58,26 +56,6 @@ REBUILD_PAUSE = 0.002  # s between two steps: turns announce 15,000 objects/s, a
 AGAIN_S = 1.0  # s after a failure of the index
 REFUSED_S = 0.05  # s after a turn that a full index refused, to the next 64 changes
 DIGEST_SIZE = 16  # bytes; the digest of a file that is mostly holes has one more, and stays here
-
-
-@dataclass(eq=False, slots=True)
-class _Turn:
-    """The changes that the index is told in one turn.
-
-    since: its objects, and when each changed. told: the announced states before the changes.
-    attributes: modes and owners before these. dropped: those that kvfs itself dropped. gone: names
-    to take back for all nodes. left: keys of objects that other nodes may keep. lost: objects that
-    are not here. new: those to announce.
-    """
-
-    since: dict[int, float]
-    told: dict[int, Told]
-    attributes: dict[int, tuple[int, int, int]]
-    dropped: set[int]
-    gone: dict[int, Told] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
-    new: list[tuple[int, Announcement]] = field(default_factory=list)
 
 
 class Announcer:
@@ -100,25 +78,16 @@ class Announcer:
         self.index = lookup.index
         self.peers = lookup.peers
         self.chunks = chunks
-        self.digests = Digests(transfers, movers, chunks, self.announce)
         self.objects = IndexedObjects(self.entries, fetched)
+        self.changes = Changes(self.ledger, self.entries, self.objects)
+        self.digests = Digests(transfers, movers, chunks, self.changes.announce)
         self.listed = ListedNames(self.index, self.entries)
         self.conflicts = Conflicts(
-            self.ledger, self.index, self.peers, self.objects, news, self.announce
+            self.ledger, self.index, self.peers, self.objects, news, self.changes.announce
         )
         self.counters = Counter({"announced": 0, "withdrawn": 0, "unlinked": 0})
-        self._changed: dict[int, float] = {}  # when each object changed first; the oldest first
-        # Sealed by a FLUSH, and not released yet. No record changes at the release.
-        self._flushed: dict[int, float] = {}
-        # By a full index, the oldest first. Few of them try again, after all other changes.
-        self._refused: dict[int, float] = {}
-        self._told: dict[int, Told] = {}
-        # Modes and owners before the present changes, also of objects that only other nodes have
-        self._attributes: dict[int, tuple[int, int, int]] = {}
-        self._turns: list[_Turn] = []  # those that the index is being told
+        self._turns: list[Turn] = []  # those that the index is being told
         self._problem: IndexDownError | None = None  # why one of them failed
-        self._withdrawn: set[int] = set()
-        self._wake = trio.Event()
         self._rebuild = False
         self._logged = False  # that changes wait
 
@@ -128,131 +97,8 @@ class Announcer:
 
         An object counts while it waits for its digest. One that can have none does not count.
         """
-        changes = [self._changed, self._refused, *(turn.since for turn in self._turns)]
-        oldest = (next(iter(since.values()), math.inf) for since in changes)
-        first = min(self.digests.since, *oldest)
+        first = min(self.digests.since, self.changes.oldest(self._turns))
         return max(0.0, trio.current_time() - first)
-
-    # What changes
-
-    def changing(self, inode: Inode) -> None:
-        """Learn of a record that is about to change."""
-        if not inode.is_file:
-            return
-        ino = inode.ino
-        if not inode.sealed:
-            self.objects.writes(ino)
-        # Else a seal would pay for a read of the catalog.
-        may_have = self.objects.may_have(inode) or self._uploads(inode)
-        tells = may_have and ino not in self._told
-        notes = may_have and inode.sealed and ino not in self._attributes
-        known = self.ledger.catalog.inode(ino) if tells or notes else None
-        if notes and known is not None:
-            self._attributes[ino] = _attributes(known)
-        if tells and known is not None:
-            self._note_told(known, shared=self.entries.is_shared(known))
-        self.announce(ino)
-
-    def _note_told(self, known: Inode, *, shared: bool = True) -> None:
-        """Note what the index has of an object, before it learns of a change.
-
-        known: its record before the change.
-        """
-        ino, other = known.ino, self.objects.others.get(known.ino)
-        key = self.objects.key(known)
-        if ino in self._told or not known.sealed or not known.links or key is None:
-            return
-        if not known.digest:  # the index has nothing of it, and other nodes at most the bucket's
-            if not self._uploads(known):
-                return
-            other = Unlinked(key, NO_DIGEST, known.backing_mtime_ns + 1)
-        there = self._elsewhere(known, key)
-        self._told[ino] = Told.of(known, key, shared=shared, other=other, there=there)
-        self.entries.leaving.changes(key, ino)
-
-    def committing(self, batch: Batch) -> None:
-        """Write the names that programs take into their batch: the next daemon must know them."""
-        if self.objects.others or self.entries.leaving.any_unseen:  # else an eviction is cheaper
-            for ino in batch.dropped:
-                self._note_dropped(ino, batch)
-        for ino in batch.inos() if self._told else ():
-            before = self._told.get(ino)
-            if before is None or not before.shared or ino in batch.dropped:
-                continue
-            if ino in self._withdrawn:
-                continue
-            if before.leaves(ino, batch):
-                self.entries.leaving.leaves(before.indexed, batch)
-                self.objects.leaves(ino, batch)
-                self._delete_elsewhere(before, batch)
-                before = before._replace(there="", left=True)
-                batch.then(partial(self._told.__setitem__, ino, before))
-            if (later := self._stored_since(ino, before, batch)) is not None:
-                self.entries.leaving.leaves(later, batch)
-                batch.then(partial(self.entries.leaving.changes, later.key, ino))
-                before = before._replace(also=(*before.also, later))
-                batch.then(partial(self._told.__setitem__, ino, before))
-
-    def _stored_since(self, ino: int, before: Told, batch: Batch) -> Unlinked | None:
-        """A later state that leaves in a batch, too, and that the bucket may have; or None.
-
-        The index has not learned of it yet. But another node may have read it from the bucket.
-        """
-        bucket = self.ledger.tiers.bucket
-        known = self.ledger.catalog.inode(ino) if bucket.mounted and bucket.shared else None
-        if known is None or not known.sealed or not known.links:
-            return None
-        key = self.entries.key(known)
-        if key is None or before.is_still(known, key):
-            return None
-        if not (known.in_bucket or self._uploads(known)):
-            return None
-        state = Told.of(known, key)
-        later = state.indexed
-        if not known.digest:
-            later = Unlinked(key, NO_DIGEST, known.backing_mtime_ns + 1)
-        return later if state.leaves(ino, batch) and later not in before.also else None
-
-    def _uploads(self, inode: Inode) -> bool:
-        """Whether other nodes may have an object from the bucket before its upload has ended."""
-        bucket, superseded = self.ledger.tiers.bucket, self.ledger.dirty.superseded
-        if not superseded.deletes or not bucket.shared or not inode.is_file or not inode.links:
-            return False
-        key = self.ledger.dirty.key(inode)
-        return key is not None and bool(superseded.attempts(key))
-
-    def _elsewhere(self, inode: Inode, key: str) -> str:
-        """The key at which another node may have stored an object; "" if this node has, or none."""
-        ino, dirty, bucket = inode.ino, self.ledger.dirty, self.ledger.tiers.bucket
-        if not bucket.mounted or not bucket.shared or dirty.stored(ino) is not None:
-            return ""
-        if ino in dirty and not (self.objects.came(ino) or ino in self.objects.others):
-            return ""  # a program has written it here, and no other node uploads it
-        if not self.ledger.namespaces.of(inode).takes(bucket):
-            return ""
-        return self.entries.key_in(bucket.keys, key)
-
-    def _delete_elsewhere(self, left: Told, batch: Batch) -> None:
-        """Delete an object that another node has stored, once: that node may be dead."""
-        if left.there:
-            digest = left.indexed.digest
-            self.ledger.dirty.superseded.delete_of_digest(left.there, digest, batch)
-
-    def _note_dropped(self, ino: int, batch: Batch) -> None:
-        """Hide earlier objects of a name that other nodes may have, if kvfs drops a later one."""
-        known = self.ledger.catalog.inode(ino)
-        if known is None or not known.is_file or known.in_pool or self.objects.came(ino):
-            return
-        key, leaving = self.entries.key(known), self.entries.leaving
-        if key is not None and (ino in self.objects.others or leaving.may_be_unseen(key)):
-            leaving.drops(key, known.backing_mtime_ns, batch)
-
-    def withdrawn(self, ino: int) -> None:
-        """Learn that kvfs itself drops an object: its name is not free for other objects."""
-        if ino in self._told or self.objects.is_told(ino):
-            self._withdrawn.add(ino)
-        if (before := self._told.get(ino)) is not None:
-            self.entries.leaving.stays(before.key)
 
     def moved(self, directory: int) -> None:
         """Learn that a directory has another path."""
@@ -274,8 +120,8 @@ class Announcer:
                     await self._forget(inode.ino)
                 elif self.entries.key(inode) is not None:
                     if inode.ino in self.objects.announced and not self.entries.is_shared(inode):
-                        self._note_told(inode, shared=False)
-                    self.announce(inode.ino)
+                        self.changes.note_told(inode, shared=False)
+                    self.changes.announce(inode.ino)
             await trio.sleep(REBUILD_PAUSE)
 
     async def _forget(self, ino: int) -> None:
@@ -298,63 +144,36 @@ class Announcer:
                     if inode is not None and inode.is_dir:
                         waiting.append(inode.ino)
                     elif inode is not None and not inode.in_pool and self.objects.may_have(inode):
-                        self._note_told(inode)
-                        self.announce(inode.ino)
+                        self.changes.note_told(inode)
+                        self.changes.announce(inode.ino)
                 await trio.lowlevel.checkpoint()
-
-    def settled(self, ino: int, key: str) -> Indexed | None:
-        """An announced object as the index has it by this key; None while it changes.
-
-        While a name is taken back and given again, the index says that it is gone.
-        """
-        waits = ino in self._changed or ino in self._told
-        return None if waits else self.objects.settled(ino, key)
-
-    def has_new_attributes(self, ino: int) -> bool:
-        """Whether the mode or owner of an object may differ from what the index was told."""
-        return ino in self._attributes
-
-    def keep_attributes(self, ino: int) -> None:
-        """Learn that the mode and owner of an object are those of the index."""
-        self._attributes.pop(ino, None)
-
-    def announce(self, ino: int) -> None:
-        """Tell the index of an object again."""
-        self._changed.setdefault(ino, trio.current_time())
-        self._wake.set()
 
     def announce_all(self) -> None:
         """Announce all objects again: the index has lost its data, or this is the start."""
         self._rebuild = True
-        self._wake.set()
+        self.changes.wake()
 
     # Turns
 
     async def run(self) -> None:
         """Tell the index of changes, for ever."""
         while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
+            await self.changes.wait()
             if self._rebuild:
                 self._rebuild = False
                 start_task("the announcement of all objects", self._announce_all)
             await trio.sleep(COLLECT_S)
-            while self._changed:
+            while self.changes.waiting:
                 await self._take_turns()
                 problem, self._problem = self._problem, None
                 if problem is None:
-                    self._logged = self._logged and bool(self._refused)
+                    self._logged = self._logged and bool(self.changes.refused)
                     continue
                 level = logging.DEBUG if self._logged else logging.WARNING
                 log.log(level, "the pool learns later of changes here: %s", problem)
                 self._logged = True
                 await trio.sleep(REFUSED_S if isinstance(problem, IndexFullError) else AGAIN_S)
-            if self._refused:  # an unlink waits for these at most
-                self._changed.update(islice(self._refused.items(), TURNS * AT_ONCE))
-                self._wake.set()
-            if self._flushed:
-                self._changed, self._flushed = self._flushed, {}
-                self._wake.set()
+            self.changes.try_again(TURNS * AT_ONCE)
 
     async def _take_turns(self) -> None:
         """Tell the index of some changes, in one turn or in several that overlap.
@@ -364,50 +183,35 @@ class Announcer:
         """
         async with trio.open_nursery() as nursery:
             for _ in range(TURNS):
-                inos = [ino for ino, _ in zip(self._changed, range(AT_ONCE), strict=False)]
-                if self._turns and (self._told or not self.objects.in_turn.keys().isdisjoint(inos)):
+                inos = list(islice(self.changes.waiting, AT_ONCE))
+                overlaps = not self.objects.in_turn.keys().isdisjoint(inos)
+                if self._turns and (self.changes.told or overlaps):
                     break
                 turn = self._next_turn(inos)
                 self._turns.append(turn)
                 nursery.start_soon(self._tell, turn)
                 await trio.lowlevel.checkpoint()
-                if not self._changed or turn.told or self._problem is not None:
+                if not self.changes.waiting or turn.told or self._problem is not None:
                     break
 
-    def _next_turn(self, inos: Sequence[int]) -> _Turn:
+    def _next_turn(self, inos: Sequence[int]) -> Turn:
         """Take changed objects, and compare what the index has of them with what is true."""
-        told = {ino: self._told.pop(ino) for ino in inos if ino in self._told}
-        turn = _Turn(
-            since={ino: self._changed.pop(ino) for ino in inos},
-            told=told,
-            attributes={ino: self._attributes.pop(ino) for ino in inos if ino in self._attributes},
-            dropped=self._withdrawn & told.keys(),
-        )
-        self._withdrawn -= turn.dropped
+        turn = self.changes.take(inos)
         self.objects.in_turn.update(dict.fromkeys(inos, ""))
         self._plan(turn)
         return turn
 
-    async def _tell(self, turn: _Turn) -> None:
+    async def _tell(self, turn: Turn) -> None:
         """Tell the index of one turn. After a failure, the next turns tell the same again."""
         failed = True
         try:
             await self._send(turn)
-            for ino in turn.since if self._refused else ():
-                self._refused.pop(ino, None)
+            for ino in turn.since if self.changes.refused else ():
+                self.changes.refused.pop(ino, None)
             failed = False
         except IndexDownError as error:
             self._problem = error
-            if isinstance(error, IndexFullError):
-                for ino, since in turn.since.items():
-                    self._refused.setdefault(ino, since)
-            else:
-                self._changed = {**turn.since, **self._changed}
-            self._attributes.update(turn.attributes)
-            for ino, before in turn.told.items():  # it knows these, and perhaps some later states
-                later = self._told.get(ino)
-                self._told[ino] = before if later is None else before.before(later)
-            self._withdrawn |= turn.dropped
+            self.changes.put_back(turn, refused=isinstance(error, IndexFullError))
         finally:
             self._turns.remove(turn)
             self.objects.end_turn(turn.since, failed=failed)
@@ -421,8 +225,8 @@ class Announcer:
         while found := catalog.numbers_before(at, STEP):
             at, now = found[-1], trio.current_time()
             for ino in found:
-                self._changed.setdefault(ino, now)
-            self._wake.set()
+                self.changes.waiting.setdefault(ino, now)
+            self.changes.wake()
             await trio.sleep(REBUILD_PAUSE)
 
     async def _unlink_again(self) -> None:
@@ -438,7 +242,7 @@ class Announcer:
                 await trio.sleep(AGAIN_S)
         self.entries.leaving.retold()
 
-    def _plan(self, turn: _Turn) -> None:
+    def _plan(self, turn: Turn) -> None:
         """Find what is not true any more, and what is."""
         me, folders = self.peers.me(), dict[int, str]()
         for ino in turn.since:
@@ -459,7 +263,7 @@ class Announcer:
                 turn.left += [] if stays and wanted is not None else [before.key]
             attributes = turn.attributes.get(ino)
             changed = (
-                inode is not None and attributes is not None and attributes != _attributes(inode)
+                inode is not None and attributes is not None and attributes != attributes_of(inode)
             )
             if inode is not None and wanted is not None:
                 other = None if ino in turn.gone else self.objects.others.get(ino)
@@ -468,16 +272,16 @@ class Announcer:
                 turn.new.append((ino, wanted._replace(changed=changed, other=other)))
                 self.objects.in_turn[ino] = wanted.key
             elif inode is not None and inode.in_pool and changed:
-                self._attributes.setdefault(ino, turn.attributes[ino])  # told with the copy
+                self.changes.attributes.setdefault(ino, turn.attributes[ino])  # told with the copy
 
-    async def _send(self, turn: _Turn) -> None:
+    async def _send(self, turn: Turn) -> None:
         """Take back what is not true any more, and then announce what is. IndexDownError."""
         node, gone, left = self.peers.me().node, turn.gone, turn.left
         taken = [one for before in gone.values() for one in before.all_left]
         unlinked = await self.index.unlink(taken)
         await self.listed.unlist([one.key for one in taken], unlinked)
         for ino, before in turn.told.items():
-            again = self._told.get(ino)  # it has changed once more meanwhile
+            again = self.changes.told.get(ino)  # it has changed once more meanwhile
             for one in before.all_left:
                 if again is None or again.key != one.key:
                     self.entries.leaving.told(one, ino, gone=ino in gone)
@@ -489,7 +293,7 @@ class Announcer:
         for ino in turn.lost:
             self.objects.forget(ino)
             self.chunks.forget(ino)
-            self._attributes.pop(ino, None)
+            self.changes.attributes.pop(ino, None)
         self.counters["unlinked"] += len(gone)
         self.counters["withdrawn"] += len(left)
         await self._announce(turn.new)
@@ -504,7 +308,7 @@ class Announcer:
             if elsewhere := [one for one in gone if one.there]:
                 with self.ledger.catalog.batch() as batch:
                     for one in elsewhere:
-                        self._delete_elsewhere(one, batch)
+                        self.changes.delete_elsewhere(one, batch)
             self.entries.leaving.save()
             self.objects.save()
         except CatalogError as error:
@@ -518,7 +322,7 @@ class Announcer:
         if ledger.removals.is_gone(inode) or not self.entries.is_shared(inode):
             return None
         if inode.ino in ledger.table.staging:
-            self._flushed[inode.ino] = trio.current_time()
+            self.changes.flushed(inode.ino)
             return None
         tier = self._served(inode)
         if tier is None:
@@ -567,7 +371,3 @@ def _is_gone(before: Told, *, stays: bool, dropped: bool) -> bool:
     if not before.shared:
         return False
     return bool(before.also) or (not stays and (before.left or not dropped))
-
-
-def _attributes(inode: Inode) -> tuple[int, int, int]:
-    return inode.mode, inode.uid, inode.gid

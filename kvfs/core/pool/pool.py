@@ -146,9 +146,9 @@ class Pool:
 
     async def run(self) -> None:
         """Be a member of the pool, for ever."""
-        self.ledger.catalog.watchers.append(self.announcer.changing)
-        self.ledger.catalog.committing = self.announcer.committing
-        self.ledger.removals.withdrawn = self.announcer.withdrawn
+        self.ledger.catalog.watchers.append(self.announcer.changes.changing)
+        self.ledger.catalog.committing = self.announcer.changes.committing
+        self.ledger.removals.withdrawn = self.announcer.changes.withdrawn
         self.ledger.namespaces.pool_switched = self.announcer.switched
         self.ledger.namespaces.pool_dropped = self._namespace_dropped
         self.ledger.namespaces.pool_made = self.entries.tokens.made
@@ -251,7 +251,7 @@ class Pool:
         directories: list[int] = []
         for inode in inodes:
             if inode is not None and inode.is_file:
-                self.announcer.changing(inode)
+                self.announcer.changes.changing(inode)
             elif inode is not None:
                 directories.append(inode.ino)
         yield

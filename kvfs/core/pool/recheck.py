@@ -34,6 +34,7 @@ class Recheck:
     def __init__(self, announcer: Announcer) -> None:
         self.announcer = announcer
         self.ledger = announcer.ledger
+        self.changes = announcer.changes
         self._asked: LastSeen[int] = LastSeen()
         self._running = 0
         self._doubted: dict[int, bytes] = {}  # inodes that a listing lacks, with their digests
@@ -82,7 +83,7 @@ class Recheck:
         lookup = self.announcer.lookup
         if key is None or ino not in self.announcer.objects.announced or not lookup.may_ask():
             return True
-        settled = self.announcer.settled(ino, key)
+        settled = self.changes.settled(ino, key)
         try:
             (entry,) = await self.announcer.index.find([key])
         except IndexDownError as error:
@@ -92,7 +93,7 @@ class Recheck:
             stands = not entry.covers(inode.digest, inode.backing_mtime_ns)
         else:
             stands = entry is None or not _replaces(entry, inode)
-        if stands or settled is None or self.announcer.settled(ino, key) is not settled:
+        if stands or settled is None or self.changes.settled(ino, key) is not settled:
             return True
         self.announcer.conflicts.let_go(ino, inode.digest)
         return False
@@ -104,28 +105,28 @@ class Recheck:
             key = None if inode is None else self.announcer.entries.key(inode)
             if key is None:
                 return
-            settled = self.announcer.settled(ino, key)
+            settled = self.changes.settled(ino, key)
             (entry,) = await self.announcer.index.find([key], patience=LONG)
             self.announcer.lookup.marks.note(key, entry)
             if inode is not None and inode.in_pool:
                 await self._expect_there(inode, entry)
             elif ino in self.announcer.objects.others:
                 await self.announcer.conflicts.compare(ino, entry)
-            elif settled is None or self.announcer.settled(ino, key) is not settled:
+            elif settled is None or self.changes.settled(ino, key) is not settled:
                 return
             elif entry is None:
-                self.announcer.announce(ino)
+                self.changes.announce(ino)
             elif isinstance(entry, GoneEntry):
                 if inode is not None and entry.covers(digest, inode.backing_mtime_ns):
                     self.announcer.conflicts.let_go(ino, digest)
                 else:
-                    self.announcer.announce(ino)
+                    self.changes.announce(ino)
             elif inode is not None and _replaces(entry, inode):
                 self.announcer.conflicts.let_go(ino, digest)
             elif entry.facts.digest != digest or all(
                 owner.node != self.announcer.peers.me().node for owner in entry.owners
             ):
-                self.announcer.announce(ino)
+                self.changes.announce(ino)
         except IndexDownError as error:
             self.announcer.lookup.failed(error)
         except CatalogError as error:
@@ -142,9 +143,9 @@ class Recheck:
             and await lookup.peers.usable(entry, patience=LONG)
         ):
             async with self.ledger.table.locked(inode.ino):
-                if not self.announcer.has_new_attributes(inode.ino):
+                if not self.changes.has_new_attributes(inode.ino):
                     lookup.entries.follow(inode.ino, entry)
-                    self.announcer.keep_attributes(inode.ino)
+                    self.changes.keep_attributes(inode.ino)
             return
         async with self.ledger.table.locked(inode.ino):
             lookup.entries.forget(inode.ino)
