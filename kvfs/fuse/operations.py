@@ -69,6 +69,7 @@ Operation = Callable[P, Coroutine[Any, Any, R]]
 BLOCK = 4096  # f_bsize; LMCache divides by it, and turns O_DIRECT off for a larger one
 FIRST_ENTRIES, MORE_ENTRIES = 24, 128  # what a small readdir buffer takes, and then some
 TAKEOVER_STEP = 0.01  # s
+NO_THREAD = -1  # of an operation whose request does not name its thread
 # s. The kernel's own check of permissions follows at once, and would ask for them again. What a
 # write changes it looks up anew in any case.
 NEW_ATTRIBUTES = 0.05
@@ -100,8 +101,15 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
         assert isinstance(self, Operations)
         return shown(name, map(self.named, parameters[1:], given))
 
+    by_thread = parameters[-1] == "ctx"
+
     @functools.wraps(operation)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
+        self: Any = args[0]
+        tries = self.second_tries
+        thread = cast("RequestContext", args[-1]).pid if by_thread else NO_THREAD
+        if tries.threads:
+            tries.begins(thread)
         try:
             return await operation(*args, **kwargs)
         except FUSEError:
@@ -110,9 +118,8 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
             if log.isEnabledFor(logging.DEBUG):
                 log.debug("%s: %s", call(*args), error)
             kind, code = type(error).__name__, errno_of(error)
-            if code == errno.ESTALE and parameters[-1] == "ctx":
-                assert isinstance(args[0], Operations)
-                code = args[0].refuse(cast("RequestContext", args[-1]).pid)
+            if code == errno.ESTALE and by_thread:
+                code = self.refuse(thread)
         except OSError as error:
             log.exception("%s failed", call(*args))
             code = error.errno or errno.EIO
@@ -120,8 +127,10 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
         except Exception:
             log.exception("%s failed: a defect of kvfs", call(*args))
             kind, code = DEFECT, errno.EIO
-        assert isinstance(args[0], Operations)
-        args[0].errors[name, kind] += 1
+        finally:
+            if tries.threads:
+                tries.ends(thread)
+        self.errors[name, kind] += 1
         raise FUSEError(code)
 
     return answered

@@ -3,25 +3,33 @@
 Contract: synchronous. A program never sees the first ESTALE of a call with a path, but it would see
 a second one. So `refused` tells whether a thread gets ESTALE again before its call has ended: the
 answer is a miss then. The thread may have looked nothing up meanwhile, because it waited for the
-lookup of another thread. The walk ends at a file, or at a name that is nowhere. The kernel may look
-that name up once more, but if the thread looks up another one, its call has ended. So it has with
-an open. A call that ended otherwise may cost a miss within LATE. The daemon before this one may
-have refused any thread, so right after a takeover each stale inode counts as a second try. Not for
-NFS servers: they use handles, and their clients need ESTALE.
+lookup of another thread. Each operation of the thread `begins` and `ends`: the kernel sends the
+next one at once, but an operation may take seconds.
+
+The walk ends at a file, or at a name that is nowhere. The kernel looks that name up once or twice.
+A further lookup, or one of another name, belongs to another call. So does all after an open. A call
+that ended otherwise may cost a miss, if the thread's next operation begins within LATE. The daemon
+before this one may have refused any thread, so right after a takeover each stale inode counts as a
+second try. Not for NFS servers: they use handles, and their clients need ESTALE.
 """
 
 import time
 from typing import NamedTuple
 
-LATE = 1_000_000_000  # ns from ESTALE to the second one at most: usually some 5 ms
+LATE = 1_000_000_000  # ns between two operations of a call: usually less than 1 ms
 MANY = 1024  # threads that are remembered
+LOOKUPS = 2  # of the last name of a path: of the inode that the kernel knew, and anew
 
 
 class _Call(NamedTuple):
-    """A call that got ESTALE `since`, in monotonic ns; its walk has ended at `end`, if anywhere."""
+    """A call that got ESTALE. Its last operation began or ended `at`, in monotonic ns.
 
-    since: int
+    end: where its walk ended, if it has. lookups: of that name.
+    """
+
+    at: int
     end: tuple[int, bytes] | None = None
+    lookups: int = 0
 
 
 class SecondTries:
@@ -35,11 +43,22 @@ class SecondTries:
         """Note that this daemon begins to answer for one that died."""
         self._takeover_until = time.monotonic_ns() + LATE
 
+    def begins(self, thread: int) -> None:
+        """Note that an operation of a thread begins."""
+        if (call := self.threads.get(thread)) is not None and self.ends(thread) - call.at >= LATE:
+            del self.threads[thread]
+
+    def ends(self, thread: int) -> int:
+        """Note that an operation of a thread has ended. Return the present time."""
+        now = time.monotonic_ns()
+        if (call := self.threads.get(thread)) is not None:
+            self.threads[thread] = call._replace(at=now)
+        return now
+
     def refused(self, thread: int) -> bool:
         """Note that an operation gets ESTALE. Return whether it was part of a second try."""
         now = time.monotonic_ns()
-        before = self.threads.pop(thread, None)
-        if (before is not None and now - before.since < LATE) or now < self._takeover_until:
+        if self.threads.pop(thread, None) is not None or now < self._takeover_until:
             return True
         self.threads[thread] = _Call(now)
         if len(self.threads) > MANY:
@@ -53,10 +72,12 @@ class SecondTries:
     def looks_up(self, thread: int, parent: int, name: bytes) -> None:
         """Note that a thread begins to look a name up."""
         call = self.threads.get(thread)
-        if call is not None and call.end not in {None, (parent, name)}:
+        if call is None or call.end is None:
+            return
+        if call.end != (parent, name) or call.lookups >= LOOKUPS:
             del self.threads[thread]
 
     def walked(self, thread: int, parent: int, name: bytes) -> None:
         """Note that a thread has found a file, or nothing: a path goes on at neither."""
         if (call := self.threads.get(thread)) is not None:
-            self.threads[thread] = call._replace(end=(parent, name))
+            self.threads[thread] = call._replace(end=(parent, name), lookups=call.lookups + 1)

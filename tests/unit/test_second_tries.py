@@ -75,6 +75,11 @@ def test_a_stale_inode_belongs_to_a_second_try_until_its_call_has_ended(
     now = 10**12
     monkeypatch.setattr("time.monotonic_ns", lambda: now)
     tries = SecondTries()
+
+    def refused(thread: int) -> bool:
+        tries.begins(thread)
+        return tries.refused(thread)
+
     assert not tries.refused(THREAD)
     assert not tries.refused(OTHER)
     assert tries.refused(THREAD)  # the next one belongs to another call
@@ -87,6 +92,34 @@ def test_a_stale_inode_belongs_to_a_second_try_until_its_call_has_ended(
     assert tries.refused(THREAD)  # the kernel has looked up once more, and found another inode
     assert not tries.refused(THREAD)
     now += LATE
+    assert not refused(THREAD)
+
+
+def test_an_operation_of_a_second_try_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lookup waits for an index and a bucket, and so does the open."""
+    now = 10**12
+    monkeypatch.setattr("time.monotonic_ns", lambda: now)
+    tries = SecondTries()
+    assert not tries.refused(THREAD)
+    now += LATE // 2
+    for _ in range(2):
+        tries.begins(THREAD)
+        now += 3 * LATE
+        tries.ends(THREAD)
+        now += LATE // 2
+    tries.begins(THREAD)
+    now += 3 * LATE
+    assert tries.refused(THREAD)
+
+
+def test_a_third_lookup_of_the_last_name_belongs_to_another_call() -> None:
+    tries = SecondTries()
+    assert not tries.refused(THREAD)
+    for _ in range(2):
+        tries.looks_up(THREAD, ROOT_INO, b"a")
+        tries.walked(THREAD, ROOT_INO, b"a")
+    assert THREAD in tries.threads
+    tries.looks_up(THREAD, ROOT_INO, b"a")
     assert not tries.refused(THREAD)
 
 
