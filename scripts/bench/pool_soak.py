@@ -8,7 +8,8 @@ for --stop seconds, and lets the index lose its data. --seed decides what happen
 stopped node wait, and its clients end with a killed one. At the end all is well again for some
 seconds; then each node must show the last version of a file, or none. After a loss of the index an
 earlier version may have the name again: these are told, and no failure. Exits with 1 if an
-operation failed, a byte was wrong, or a call was longer than `pool_wait` and PATIENT.
+operation failed, a byte was wrong, or a call was longer than `pool_wait` and PATIENT. With a bucket
+a call may take FIRST_WAIT more: the first lookups of a daemon wait for its workers.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ import click
 import redis
 
 from kvfs import runtime
+from kvfs.core.bucket.listing.bucket_lookup import FIRST_WAIT
 from kvfs.pool.nginx import Nginx
 from scripts.bench.measure import percentile
 from scripts.bench.mounted import Mounted, is_mounted, scratch
@@ -158,11 +160,15 @@ class Node:
 class PoolSoak:
     """One run on nodes that the caller has made."""
 
-    def __init__(self, nodes: list[Node], index: Index, task: Task, stop_s: float) -> None:
+    def __init__(
+        self, nodes: list[Node], index: Index, task: Task, stop_s: float, wait_s: float
+    ) -> None:
+        """stop_s, wait_s: seconds of each stop, and that a call may wait."""
         self.nodes = nodes
         self.index = index
         self.task = task
         self.stop_s = stop_s
+        self.wait_s = wait_s
         self.rng = random.Random(task.seed)  # noqa: S311 (repeatable)
         self.outcome = Outcome()
         self._life = 0
@@ -259,7 +265,7 @@ class PoolSoak:
 
     def _stalls(self) -> None:
         """Find the longest calls, without those of a node that was stopped or had no daemon."""
-        limit = POOL_WAIT + PATIENT
+        limit = self.wait_s + PATIENT
         for task, answer in self._answers:
             node = task.client % self.task.nodes
             for begin, end, name in answer.slow:
@@ -428,7 +434,8 @@ def main(
     with scratch(Path("/var/tmp")) as folder:  # noqa: S108 (a fresh folder)
         folder.chmod(0o755)
         with pool(folder, count, copies, bucket=bucket) as (nodes, index):
-            soak = PoolSoak(nodes, index, task, stop_s)
+            wait_s = POOL_WAIT + (FIRST_WAIT if bucket else 0.0)
+            soak = PoolSoak(nodes, index, task, stop_s, wait_s)
             events = [soak.rng.choice(chosen) for _ in range(number)]
             outcome = soak.run(seconds, events)
             for node in nodes:

@@ -16,6 +16,7 @@ from kvfs import prefix
 from kvfs.control import request
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
+from tests.pool.authority import authority
 from tests.pool.servers import free_port, let_nginx_pass, server
 from tests.pool.test_two_nodes import absent, announced, gets, node, port_of, read, write
 from tests.semantics.test_prefixes import ROOT as PREFIX
@@ -185,6 +186,25 @@ def test_node_that_does_not_answer_costs_what_is_evicted(pool: str, mount: Mount
         assert read(a.path / name) in {None, data(number)}
     (a.path / "more").write_bytes(data(0))
     wait_for(lambda: count(a, "handed_over"), "it takes the next ones")
+
+
+def test_node_that_cannot_read_here_gets_no_more_offers(
+    pool: str, mount: Mount, tmp_path: Path
+) -> None:
+    """Its certificate is of another authority, and it has the most room."""
+    right, other = authority(tmp_path / "right"), authority(tmp_path / "other")
+    keep = "pool_copies=keep,pool_tls="
+    a = node(mount, f"{small(pool)},{keep}{right}", "a")
+    b = node(mount, f"{pool},{keep}{other}", "b")
+    c = node(mount, f"{pool.replace('nvme_size=256M', 'nvme_size=128M')},{keep}{right}", "c")
+    b.allow_log("CERTIFICATE_VERIFY_FAILED")
+    knows_room(a, 3)
+    names = names_of("a")
+    fill(a, names, handed_over=True)
+    assert count(c, "taken_over") >= NUMBER - FITS
+    assert count(b, "taken_over") == 0
+    for number, name in enumerate(names, 1):
+        gets(a, name, data(number))
 
 
 def test_node_that_dies_costs_what_it_has_taken(pool: str, mount: Mount) -> None:

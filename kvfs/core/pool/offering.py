@@ -4,8 +4,11 @@ Contract: `run` runs as long as the mount; with `keep` off it does nothing. No e
 offer: an object that nobody has taken when it is evicted is dropped, as without `keep`. A look at
 the next victims comes each LOOK_S. It asks the index which of them other live nodes have, and
 offers the others: to the node with the most room, of SAMPLE nodes. An offer that nobody has taken
-within OFFER_S is over, and the object is offered again AGAIN_S later. At most OFFERED objects and
-OFFERED_BYTES are on offer.
+within OFFER_S is over, and the object is offered again AGAIN_S later. A node that takes nothing for
+OFFER_S is doubted: it cannot read from here, or it hangs. It gets one object each AGAIN_S until it
+takes one; the others go to other nodes at once. An object that a program has unlinked, renamed or
+rewritten meanwhile tells nothing about a node. At most OFFERED objects and OFFERED_BYTES are on
+offer.
 
 An object is not offered if the bucket has it or is to get it, its namespace has `pool=off`, or the
 index does not know it from here. Nor is a copy from another node that no program here has opened,
@@ -14,6 +17,7 @@ so no object goes to and fro. The read of a node that takes an object over is no
 """
 
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -65,6 +69,8 @@ class Offering:
         self.keep = False
         self.counters = Counter({"handed_over": 0})
         self._offered: dict[_Id, _Offer] = {}
+        self._took: dict[str, float] = {}  # when each node took an object last
+        self._doubted: dict[str, float] = {}  # when each doubted node gets an object again
         self._settled: dict[_Id, float] = {}  # objects with which nothing is to be done, until when
         self._logged = False  # that no offers are made
 
@@ -97,14 +103,22 @@ class Offering:
             return
         asked = {one: offer.key for one, offer in self._offered.items()}
         asked |= {one: key for one, (key, _) in new.items()}
-        for one in await self._elsewhere(asked):
+        for one, nodes in (await self._elsewhere(asked)).items():
             self._settled[one] = now + ELSEWHERE_S
             new.pop(one, None)
-            self.counters["handed_over"] += self._offered.pop(one, None) is not None
+            if (offer := self._offered.pop(one, None)) is not None:
+                self.counters["handed_over"] += 1
+                if offer.node in nodes:
+                    self._took[offer.node] = now
+                    self._doubted.pop(offer.node, None)
         for one in [one for one, offer in self._offered.items() if offer.ends <= now]:
-            self._settled[one] = now + AGAIN_S
-            del self._offered[one]
-            new.pop(one, None)
+            offer = self._offered.pop(one)
+            took = self._took.get(offer.node, -math.inf) >= offer.ends - OFFER_S
+            if took or self.entries.leaving.knows(offer.key):
+                self._settled[one] = now + AGAIN_S
+                new.pop(one, None)
+            else:
+                self._doubted[offer.node] = now + AGAIN_S
         await self._offer({one: told for one, told in new.items() if one not in self._offered})
 
     def _next(self) -> dict[_Id, tuple[str, int]]:
@@ -133,9 +147,9 @@ class Offering:
         key = self.entries.key(inode)
         return None if key is None or self.entries.keys.parse(key) is None else key
 
-    async def _elsewhere(self, asked: dict[_Id, str]) -> list[_Id]:
-        """Those objects that other live nodes have. Raises IndexDownError."""
-        found: list[_Id] = []
+    async def _elsewhere(self, asked: dict[_Id, str]) -> dict[_Id, set[str]]:
+        """Those objects that other live nodes have, and these nodes. Raises IndexDownError."""
+        found: dict[_Id, set[str]] = {}
         ones = list(asked)
         for start in range(0, len(ones), AT_ONCE):
             some = ones[start : start + AT_ONCE]
@@ -144,16 +158,29 @@ class Offering:
             lives = {life for held in told if held is not None for life in held.owners}
             others = {one for one in await self.peers.that_serve(lives) if one.node != mine}
             for one, held in zip(some, told, strict=True):
-                if held is not None and not others.isdisjoint(held.owners):
-                    found.append(one)
+                if held is not None and (nodes := {life.node for life in others & {*held.owners}}):
+                    found[one] = nodes
         return found
 
     async def _offer(self, new: dict[_Id, tuple[str, int]]) -> None:
-        """Offer objects, the first to go first. Raises IndexDownError."""
-        free = OFFERED - len(self._offered)
-        if not new or free <= 0:
+        """Offer objects, the first to go first; the last one to a doubted node. IndexDownError."""
+        if not new or len(self._offered) >= OFFERED:
             return
-        node, room = await self._roomiest()
+        rooms = await self._rooms()
+        now, live = trio.current_time(), {*self.nodes.live}
+        self._doubted = {node: at for node, at in self._doubted.items() if node in live}
+        for node in [node for node, at in self._doubted.items() if node in rooms and at <= now]:
+            if new:
+                self._doubted[node] = now + AGAIN_S
+                await self._offer_to(node, rooms[node], dict([new.popitem()]))
+        trusted = rooms.keys() - self._doubted.keys()
+        if new and trusted:
+            node = max(trusted, key=lambda one: rooms[one])
+            await self._offer_to(node, rooms[node], new)
+
+    async def _offer_to(self, node: str, room: float, new: dict[_Id, tuple[str, int]]) -> None:
+        """Offer a node as many objects as it has room for. Raises IndexDownError."""
+        free = OFFERED - len(self._offered)
         on_offer = sum(offer.cost for offer in self._offered.values())
         taken: dict[_Id, _Offer] = {}
         ends = trio.current_time() + OFFER_S
@@ -168,11 +195,8 @@ class Offering:
             self._offered |= taken  # before the call: a reply that is lost changes nothing
             await self.offers.offer(node, [offer.key for offer in taken.values()])
 
-    async def _roomiest(self) -> tuple[str, float]:
-        """The node with the most room, and its room without what it is offered already.
-
-        Raises IndexDownError.
-        """
+    async def _rooms(self) -> dict[str, float]:
+        """The room of some nodes, without what they are offered already. Raises IndexDownError."""
         live: Sequence[str] = self.nodes.live
         if len(live) > SAMPLE:
             live = random.sample(live, SAMPLE)
@@ -182,6 +206,4 @@ class Offering:
         for offer in self._offered.values():
             offered[offer.node] += offer.cost
         # A client of the index could tell any number, even an infinite one.
-        rooms = {lease.node: lease.room - offered[lease.node] for lease in able}
-        node = max(rooms, key=lambda one: rooms[one], default="")
-        return node, rooms.get(node, 0)
+        return {lease.node: lease.room - offered[lease.node] for lease in able}
