@@ -617,7 +617,10 @@ class Operations(pyfuse3.Operations):
             except KvfsError:
                 await self.objects.sealing.release(held, writable=writable)
                 raise
-        return await self._handle(held, writable=writable, request=request)
+        info = await self._handle(held, writable=writable, request=request)
+        if self.second_tries.threads:
+            self.second_tries.opened(ctx.pid)
+        return info
 
     @answering
     async def open(self, inode: int, flags: int, ctx: RequestContext) -> FileInfo:
@@ -627,10 +630,7 @@ class Operations(pyfuse3.Operations):
         request, again = self.kernel.request()
         if again and (claimed := self.handles.claim(request)) is not None:
             return FileInfo(fh=pyfuse3.FileHandleT(claimed), keep_cache=True)
-        info = await self._open(inode, flags, request, ctx)
-        if self.second_tries.threads:
-            self.second_tries.opened(ctx.pid)
-        return info
+        return await self._open(inode, flags, request, ctx)
 
     @answering
     async def create(

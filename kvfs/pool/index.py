@@ -24,10 +24,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 import trio
 import trio.lowlevel
@@ -36,11 +34,30 @@ from kvfs.errors import ConfigError
 from kvfs.pool import scripts
 from kvfs.pool.connection import Command, Reply, ReplyError, refusal
 from kvfs.pool.errors import IndexDownError
+from kvfs.pool.records import (
+    NODE,
+    Announced,
+    Announcement,
+    GoneEntry,
+    Held,
+    Lease,
+    Owner,
+    PoolEntry,
+    Switch,
+    Unlinked,
+    owner_value,
+    pairs_of,
+    read_announced,
+    read_entry,
+    read_held,
+    read_lease,
+    read_switch,
+    text_of,
+    words_of,
+)
 from kvfs.pool.servers import Servers
 from kvfs.s3.errors import MetadataError
-from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX
-from kvfs.s3.store import Head
 
 log = logging.getLogger(__name__)
 
@@ -51,137 +68,14 @@ GONE_S = 3600  # s for which the index knows that an object was unlinked or repl
 # than processors 30 ms. An early end is a miss, and computing a block takes longer than this.
 PATIENCE = 0.1
 LONG = 2.0  # s for all other calls
-NAME_MOST = 256  # characters of the name of a node
 WRONG_MOST = 100  # keys of a wrong type or with wrong facts that are logged
 OLDEST = (5, 0)  # of Redis: the first with all that is used here
 STEP = 1 << 14  # listed names that are read in a turn of the loop; some 4 ms
-VERSION_MOST = 1 << 31  # of a namespace
-LEASE_MOST = 32 << 10  # bytes of a lease; a mount point of 4095 bytes takes 24 KiB
-WORDS_MOST = 1 << 17  # words of a hash: the nodes of a pool, or those that have an object
 
 # All numbers have a bound: `int` raises ValueError for more than 4300 digits.
-_NODE = re.compile(r"[0-9a-f-]{36}")
 _NAME = re.compile(r"([^:/]{1,255}):(/.{0,4095})", re.DOTALL)
-_SIZE = re.compile(rb"0|[1-9][0-9]{0,17}")
-_VERSION = re.compile(r"[0-9]{1,10}")
 _SEEN = re.compile(r"[0-9]{1,15}(\.[0-9]{0,9})?")
 _REDIS = re.compile(r"redis_version:([0-9]{1,4})\.([0-9]{1,4})")
-_GONE = re.compile(r"([0-9a-f]{32}) ([0-9]{19})")
-_OWNER = re.compile(r"([0-9a-f]{16}) (ram|nvme) ([0-9a-f]{1,16}\.[0-9a-f]{1,16})")
-
-Announced = Literal["here", "conflict", "gone"]
-
-
-class Owner(NamedTuple):
-    """A node that has an object: in which life of the node, in which tier, in which file."""
-
-    node: str
-    incarnation: str
-    tier: str
-    file: str
-
-
-class Life(NamedTuple):
-    """One life of a node, from a mount to an unmount."""
-
-    node: str
-    incarnation: str
-
-
-class Held(NamedTuple):
-    """The facts of an object that a match needs: its size in bytes, and the nodes that have it."""
-
-    size: int
-    owners: Sequence[Life]
-
-
-@dataclass(frozen=True, slots=True)
-class GoneEntry:
-    """An object was unlinked or replaced, for all nodes: this one, and all that are not later.
-
-    mtime_ns: the latest time of modification of all objects that lost the name.
-    """
-
-    digest: bytes
-    mtime_ns: int
-
-    def covers(self, digest: bytes, mtime_ns: int) -> bool:
-        """Whether an object of this digest and time has lost the name."""
-        return digest == self.digest or mtime_ns <= self.mtime_ns
-
-
-@dataclass(frozen=True, slots=True)
-class PoolEntry:
-    """One object in the index: its facts, the nodes that have it, and what had its name before.
-
-    asked_ns: when the index was asked for it, in ns since 1970.
-    """
-
-    facts: Facts
-    owners: tuple[Owner, ...] = ()
-    gone: GoneEntry | None = None
-    asked_ns: int = field(default=0, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The lease of a live node, with its description.
-
-    address: IP:PORT of its nginx; empty if it serves nobody. tls: peers need a certificate.
-    room: bytes of cold objects that it could give up. objects, bytes: that it has announced.
-    load: bytes/s that other nodes have read there lately.
-    """
-
-    node: str
-    incarnation: str
-    address: str
-    tls: bool = False
-    host: str = ""
-    machine: str = ""
-    mountpoint: str = ""
-    room: int = 0
-    objects: int = 0
-    bytes: int = 0
-    lag_s: float = 0.0
-    load: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """The host and the mount point, for logs and events: the node chooses them."""
-        text = f"{self.host}:{self.mountpoint}"[:NAME_MOST]
-        return "".join(one if one.isprintable() else "?" for one in text)
-
-
-class Switch(NamedTuple):
-    """The version of a namespace, and the token of its last drop; 0 and "": none is known."""
-
-    version: int
-    dropped: str
-
-
-class Unlinked(NamedTuple):
-    """An object that a program has unlinked or replaced."""
-
-    key: str
-    digest: bytes
-    mtime_ns: int
-
-
-class Announcement(NamedTuple):
-    """One object to announce. fresh: a program here has just written it.
-
-    changed: a program here has changed its mode or its owner since it was announced.
-    later: this node knows of an earlier object that has left the name, perhaps of the same bytes.
-    other: the object in conflict with this one had the name when it was announced before.
-    """
-
-    key: str
-    facts: Facts
-    owner: Owner
-    fresh: bool
-    changed: bool = False
-    later: bool = False
-    other: Unlinked | None = None
 
 
 class Index:
@@ -212,12 +106,12 @@ class Index:
         named = [self._object(key) for key in keys]
         if nodes is None:
             replies = await self.ask([(name, ("HGETALL", name)) for name in named], PATIENCE)
-            return [_read_held(words[::2], words[1::2]) for words in map(_words, replies)]
+            return [read_held(words[::2], words[1::2]) for words in map(words_of, replies)]
         fields = ("kvfs-size", *(f"@{node}" for node in nodes))
         replies = await self.ask([(name, ("HMGET", name, *fields)) for name in named], PATIENCE)
         asked = [field.encode() for field in fields]
         values = (reply if isinstance(reply, list) else [] for reply in replies)
-        return [_read_held(asked, one) for one in values]
+        return [read_held(asked, one) for one in values]
 
     async def look(
         self, key: str, folder: str, namespace: str = ""
@@ -234,7 +128,7 @@ class Index:
             commands.append((listed, ("EXISTS", listed)))
         asked_ns = time.time_ns()
         replies = await self.ask(commands, PATIENCE)
-        switch = _read_switch(replies.pop(0) if namespace else None)
+        switch = read_switch(replies.pop(0) if namespace else None)
         reply, *more = replies
         return self._entry(key, reply, asked_ns), more == [1], switch
 
@@ -251,7 +145,7 @@ class Index:
         found: list[str] = []
         for start in range(0, len(reply) if isinstance(reply, list) else 0, STEP):
             page = reply[start : start + STEP]
-            found += [_text(one) for one in page if type(one) is bytes and len(one) <= KEY_MAX]
+            found += [text_of(one) for one in page if type(one) is bytes and len(one) <= KEY_MAX]
             await trio.lowlevel.checkpoint()
         return found
 
@@ -259,21 +153,21 @@ class Index:
         """The leases of these nodes; None of a node that is not alive."""
         named = [self._lease(node) for node in nodes]
         replies = await self.ask([(name, ("GET", name)) for name in named], patience)
-        return [_read_lease(node, reply) for node, reply in zip(nodes, replies, strict=True)]
+        return [read_lease(node, reply) for node, reply in zip(nodes, replies, strict=True)]
 
     async def nodes(self) -> dict[str, float]:
         """The nodes that were ever seen, and when: seconds by the clock of each."""
         (reply,) = await self.ask([(f"{self.pool}nodes", ("HGETALL", f"{self.pool}nodes"))], LONG)
         return {
             node: float(seen)
-            for node, seen in _pairs(reply).items()
-            if _NODE.fullmatch(node) and _SEEN.fullmatch(seen)
+            for node, seen in pairs_of(reply).items()
+            if NODE.fullmatch(node) and _SEEN.fullmatch(seen)
         }
 
     async def node_names(self) -> dict[str, tuple[str, str]]:
         """The host and the mount point of each node that was ever seen, as it told them."""
         (reply,) = await self.ask([(f"{self.pool}names", ("HGETALL", f"{self.pool}names"))], LONG)
-        found = ((node, _NAME.fullmatch(text)) for node, text in _pairs(reply).items())
+        found = ((node, _NAME.fullmatch(text)) for node, text in pairs_of(reply).items())
         return {node: (name[1], name[2]) for node, name in found if name is not None}
 
     # Announcements
@@ -288,14 +182,14 @@ class Index:
         for one in wanted:
             name = self._object(one.key)
             words = [word for pair in one.facts.metadata().items() for word in pair]
-            owner = (f"@{one.owner.node}", _owner_value(one.owner))
+            owner = (f"@{one.owner.node}", owner_value(one.owner))
             attributes = "changed" if one.changed else "same"
             which = "new" if one.fresh else "later" if one.later else "again"
             how = (which, *scripts.dated(one.facts.digest, one.facts.mtime_ns), *owner, attributes)
             other = ("", "") if one.other is None else scripts.dated(*one.other[1:])
             commands.append((name, scripts.ANNOUNCE.call(name, *how, *other, *words)))
         replies = await self.ask(commands, LONG)
-        return [_announced(reply) for reply in replies]
+        return [read_announced(reply) for reply in replies]
 
     async def withdraw(self, node: str, keys: Sequence[str]) -> list[bool]:
         """Say that a node has these objects no more. Returns whether no node has each any more."""
@@ -303,16 +197,16 @@ class Index:
         commands: list[tuple[str, Command]] = [
             (name, scripts.WITHDRAW.call(name, f"@{node}", GONE_S)) for name in named
         ]
-        return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
+        return [text_of(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
     async def forget_owners(self, key: str, owners: Iterable[Owner]) -> bool:
         """Remove owners that have these very values yet. Returns whether the object has gone."""
         name = self._object(key)
         commands: list[tuple[str, Command]] = [
-            (name, scripts.WITHDRAW.call(name, f"@{one.node}", GONE_S, _owner_value(one)))
+            (name, scripts.WITHDRAW.call(name, f"@{one.node}", GONE_S, owner_value(one)))
             for one in owners
         ]
-        return any(_text(reply) == "gone" for reply in await self.ask(commands, LONG))
+        return any(text_of(reply) == "gone" for reply in await self.ask(commands, LONG))
 
     async def unlink(
         self, gone: Sequence[Unlinked], remembered: int = GONE_S, *, again: bool = False
@@ -328,7 +222,7 @@ class Index:
             name, dated = self._object(one.key), scripts.dated(one.digest, one.mtime_ns)
             digest = "0" * len(dated[0]) if again else dated[0]
             commands.append((name, scripts.UNLINK.call(name, *dated, remembered, GONE_S, digest)))
-        return [_text(reply) == "gone" for reply in await self.ask(commands, LONG)]
+        return [text_of(reply) == "gone" for reply in await self.ask(commands, LONG)]
 
     async def list_names(self, names: Iterable[tuple[str, str]]) -> None:
         """Add names (folder, name) to the listings."""
@@ -351,7 +245,7 @@ class Index:
         """Return the versions and drops of these namespaces; names are escaped."""
         keys = [self._version(name) for name in names]
         return [
-            _read_switch(reply)
+            read_switch(reply)
             for reply in await self.ask([(key, ("HGETALL", key)) for key in keys], patience)
         ]
 
@@ -392,7 +286,7 @@ class Index:
         )
         if not isinstance(found, bytes):
             raise IndexDownError(f"pool={self.servers.place}: the key {at} has no text: delete it")
-        return _text(found)[:64]
+        return text_of(found)[:64]
 
     async def keep(self, lease: Lease) -> str | None:
         """Let a lease live on as it was told last, and return the epoch: this needs no memory.
@@ -401,11 +295,11 @@ class Index:
         """
         name, at = self._lease(lease.node), f"{self.pool}epoch"
         told, found = await self.ask([(name, ("GET", name)), (at, ("GET", at))], LONG)
-        kept = _read_lease(lease.node, told)
+        kept = read_lease(lease.node, told)
         if kept is None or kept.incarnation != lease.incarnation or not isinstance(found, bytes):
             return None
         (renewed,) = await self.ask([(name, ("EXPIRE", name, LEASE_S))], LONG)
-        return _text(found)[:64] if renewed else None
+        return text_of(found)[:64] if renewed else None
 
     async def leave(self, node: str) -> None:
         """End a node's lease, and forget the node."""
@@ -424,7 +318,7 @@ class Index:
         """
         key = f"{self.pool}format"
         told, found = await self.ask([(key, ("INFO", "server")), (key, ("GET", key))], LONG)
-        version = _REDIS.search(_text(told))
+        version = _REDIS.search(text_of(told))
         if version is None:
             raise ConfigError(f"pool={self.servers.place}: expected a Redis or Valkey server there")
         if (int(version[1]), int(version[2])) < OLDEST:
@@ -432,9 +326,9 @@ class Index:
                 f"pool={self.servers.place}: Redis {version[1]}.{version[2]} is too old, expected "
                 f"{OLDEST[0]}.{OLDEST[1]} or newer"
             )
-        if found is not None and _text(found) != str(FORMAT):
+        if found is not None and text_of(found) != str(FORMAT):
             raise ConfigError(
-                f"pool={self.servers.place}: the pool has format {_text(found)[:20]}, this kvfs "
+                f"pool={self.servers.place}: the pool has format {text_of(found)[:20]}, this kvfs "
                 f"knows {FORMAT}: upgrade kvfs here, or give another NAME"
             )
         key = f"{self.pool}try"
@@ -512,102 +406,3 @@ class Index:
             return False
         self._wrong.add(key)
         return True
-
-
-def read_entry(key: str, reply: Reply, asked_ns: int = 0) -> PoolEntry | GoneEntry | None:
-    """Return the object in a reply to HGETALL; None for none.
-
-    Raises MetadataError for one that is malformed.
-    """
-    fields = _pairs(reply)
-    told = _GONE.fullmatch(fields.get("gone", ""))
-    gone = None if told is None else GoneEntry(bytes.fromhex(told[1]), int(told[2]))
-    if "kvfs-xxh3-128" not in fields:
-        return gone
-    facts = {name: value for name, value in fields.items() if name.startswith("kvfs-")}
-    size = facts.get("kvfs-stored-size", "")
-    head = Head(int(size) if _SIZE.fullmatch(size.encode()) else -1, "", 0.0, facts)
-    return PoolEntry(Facts.of_head(key, head), tuple(_owners(fields)), gone, asked_ns)
-
-
-def _owners(fields: Mapping[str, str]) -> Iterator[Owner]:
-    for name, value in fields.items():
-        if name[:1] == "@":
-            told = _OWNER.fullmatch(value)
-            if told and _NODE.fullmatch(name[1:]):
-                yield Owner(name[1:], *told.groups())
-
-
-def _owner_value(owner: Owner) -> str:
-    """The value of an owner's field."""
-    return " ".join(owner[1:])
-
-
-def _read_held(fields: Sequence[Reply], values: Sequence[Reply]) -> Held | None:
-    """As `read_entry`, for a match: the other facts are read by the open that follows."""
-    size, owners = -1, list[Life]()
-    for name, value in zip(fields, values, strict=False):
-        if not isinstance(name, bytes) or not isinstance(value, bytes):
-            continue
-        if name[:1] == b"@":
-            owners += _life(name, value[:17])
-        elif name == b"kvfs-size" and _SIZE.fullmatch(value):
-            size = int(value)
-    return Held(size, owners) if size >= 0 else None
-
-
-@lru_cache(maxsize=4096)  # one of each node: the objects of a prompt have the same owners
-def _life(field: bytes, value: bytes) -> tuple[Life, ...]:
-    """The life of a node in the field of an owner, and the beginning of its value."""
-    node, incarnation = _text(field[1:]), _text(value)
-    good = _NODE.fullmatch(node) and re.fullmatch(r"[0-9a-f]{16} ", incarnation)
-    return (Life(node, incarnation[:-1]),) if good else ()
-
-
-def _read_lease(node: str, reply: Reply) -> Lease | None:
-    if not isinstance(reply, bytes) or len(reply) > LEASE_MOST:
-        return None
-    try:
-        lease = Lease(node, **json.loads(reply))
-    except (ValueError, TypeError, RecursionError):
-        return None
-    return lease if all(map(_has_kind, asdict(lease).items())) else None
-
-
-def _read_switch(reply: Reply) -> Switch:
-    told = _pairs(reply)
-    version, dropped = told.get("version", ""), told.get("dropped", "")
-    return Switch(
-        int(version) if _VERSION.fullmatch(version) and int(version) <= VERSION_MOST else 0,
-        dropped if re.fullmatch(r"[0-9a-f]{16}", dropped) else "",
-    )
-
-
-def _has_kind(told: tuple[str, Any]) -> bool:
-    name, value = told
-    if name in {"room", "objects", "bytes", "lag_s", "load"}:
-        return isinstance(value, int | float) and 0 <= value < 1 << 63
-    return isinstance(value, bool if name == "tls" else str)
-
-
-def _announced(reply: Reply) -> Announced:
-    text = _text(reply)
-    return text if text in {"here", "gone"} else "conflict"  # type: ignore[return-value]
-
-
-def _pairs(reply: Reply) -> Mapping[str, str]:
-    words = [_text(one) for one in _words(reply)]
-    return dict(zip(words[::2], words[1::2], strict=False))
-
-
-def _words(reply: Reply) -> list[bytes]:
-    """The words of a hash; none if it is too large, or has other things."""
-    if not isinstance(reply, list) or len(reply) > WORDS_MOST or set(map(type, reply)) != {bytes}:
-        return []
-    return reply
-
-
-def _text(reply: Reply) -> str:
-    if isinstance(reply, bytes):
-        return reply.decode("utf-8", "replace")
-    return "" if reply is None else str(reply)

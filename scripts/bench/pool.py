@@ -27,10 +27,11 @@ import xxhash
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError
 from kvfs.pool.fetching import FetchJob, fetch
-from kvfs.pool.index import Announcement, Index, Owner
+from kvfs.pool.index import Index
 from kvfs.pool.nginx import Nginx, Served
 from kvfs.pool.peer_file import PeerFile
 from kvfs.pool.place import PoolPlace
+from kvfs.pool.records import Announcement, Owner
 from kvfs.pool.servers import Servers
 from kvfs.s3.facts import Facts
 from scripts.bench.measure import Series, size_name, turns

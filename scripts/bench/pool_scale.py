@@ -23,8 +23,9 @@ import trio
 
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import LONG, Announcement, Index, Lease, Owner
+from kvfs.pool.index import LONG, Index
 from kvfs.pool.place import PoolPlace
+from kvfs.pool.records import Announcement, Lease, Owner
 from kvfs.pool.servers import Servers
 from kvfs.s3.facts import Facts
 from scripts.bench.pool import free_port, redis_server

@@ -15,9 +15,10 @@ import xxhash
 from kvfs.errors import ConfigError
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import Announcement, GoneEntry, Index, Lease, Owner, PoolEntry, Unlinked
+from kvfs.pool.index import Index
 from kvfs.pool.offers import MOST, OFFER_S, Offers
 from kvfs.pool.place import PoolPlace
+from kvfs.pool.records import Announcement, GoneEntry, Lease, Owner, PoolEntry, Unlinked
 from kvfs.pool.servers import Servers
 from kvfs.s3.facts import Facts
 from tests.pool.servers import answers, free_port, server

@@ -13,8 +13,9 @@ from kvfs.core.pool import peers
 from kvfs.core.pool.news import News
 from kvfs.core.pool.peers import Peers
 from kvfs.pool.credentials import Credentials
-from kvfs.pool.index import Index, Lease, Owner, PoolEntry
+from kvfs.pool.index import Index
 from kvfs.pool.place import PoolPlace
+from kvfs.pool.records import Lease, Owner, PoolEntry
 from kvfs.pool.servers import Servers
 from tests.pool.servers import free_port, server
 from tests.pool.test_index import LIFE, A, B, index, said

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from kvfs.core.pool.peers import is_address
 from kvfs.errors import ConfigError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import Index, Lease, PoolEntry
+from kvfs.pool.index import Index
 from kvfs.pool.place import PoolPlace
+from kvfs.pool.records import Lease, PoolEntry
 from tests.pool.test_index import LIFE, A, facts, said, unlinked
 from tests.unit.fuzz import CPU_S, fuzzed, spoiled, spoiled_bytes
 

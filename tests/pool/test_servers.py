@@ -25,8 +25,9 @@ from kvfs.pool import connection
 from kvfs.pool.connection import Replies
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.errors import IndexDownError, IndexFullError
-from kvfs.pool.index import LEASE_S, Announcement, Index, Lease, Owner, PoolEntry
+from kvfs.pool.index import LEASE_S, Index
 from kvfs.pool.place import PoolPlace
+from kvfs.pool.records import Announcement, Lease, Owner, PoolEntry
 from kvfs.pool.servers import Servers
 from tests.harness import wait_for
 from tests.pool.authority import authority

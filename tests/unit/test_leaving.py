@@ -7,7 +7,7 @@ import pytest
 
 from kvfs.catalog import Catalog
 from kvfs.core.pool.leaving import Leaving
-from kvfs.pool.index import GoneEntry, PoolEntry, Unlinked
+from kvfs.pool.records import GoneEntry, PoolEntry, Unlinked
 from kvfs.s3.facts import Facts
 
 KEY, DIGEST, MTIME = "@0/block", b"d" * 16, 1000

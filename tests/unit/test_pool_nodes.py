@@ -10,7 +10,8 @@ from kvfs.core.pool.news import SELDOM_S, News
 from kvfs.core.pool.nodes import NAMED, Nodes, named
 from kvfs.core.pool.peers import RENEW_S
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import LEASE_S, Lease
+from kvfs.pool.index import LEASE_S
+from kvfs.pool.records import Lease
 
 ME = "me"
 

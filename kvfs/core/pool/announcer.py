@@ -43,7 +43,7 @@ from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool.errors import IndexDownError, IndexFullError
-from kvfs.pool.index import Announcement, Lease, Owner
+from kvfs.pool.records import Announcement, Lease, Owner
 from kvfs.tiers import Tier
 
 log = logging.getLogger(__name__)

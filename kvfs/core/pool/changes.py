@@ -21,7 +21,7 @@ from kvfs.core.pool.entries import PoolEntries
 from kvfs.core.pool.indexed import Indexed, IndexedObjects
 from kvfs.core.pool.leaving import NO_DIGEST
 from kvfs.core.pool.told import Told
-from kvfs.pool.index import Announcement, Unlinked
+from kvfs.pool.records import Announcement, Unlinked
 
 
 @dataclass(eq=False, slots=True)

@@ -29,7 +29,8 @@ from kvfs.core.pool.news import News
 from kvfs.core.pool.peers import Peers
 from kvfs.errors import KvfsError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import LONG, Announcement, GoneEntry, Index, PoolEntry, Unlinked
+from kvfs.pool.index import LONG, Index
+from kvfs.pool.records import Announcement, GoneEntry, PoolEntry, Unlinked
 
 log = logging.getLogger(__name__)
 

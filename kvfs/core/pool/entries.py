@@ -13,7 +13,7 @@ from kvfs.core.bucket.listing.bucket_lookup import LastSeen
 from kvfs.core.names.tree import Tree, is_name
 from kvfs.core.pool.leaving import Leaving
 from kvfs.core.pool.tokens import DropTokens
-from kvfs.pool.index import PoolEntry, Switch
+from kvfs.pool.records import PoolEntry, Switch
 from kvfs.s3.chunks import Chunks
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import KEY_MAX, Keys, ObjectName, escape, unescape

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from kvfs.catalog import Batch, Inode, keys
 from kvfs.core.pool.entries import PoolEntries
-from kvfs.pool.index import Announcement, Unlinked
+from kvfs.pool.records import Announcement, Unlinked
 from kvfs.s3.keys import escape
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,8 @@ from functools import partial
 from struct import Struct
 
 from kvfs.catalog import Batch, Catalog, keys
-from kvfs.pool.index import GONE_S, PoolEntry, Unlinked
+from kvfs.pool.index import GONE_S
+from kvfs.pool.records import PoolEntry, Unlinked
 from kvfs.s3.facts import Facts
 
 log = logging.getLogger(__name__)

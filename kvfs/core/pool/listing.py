@@ -22,7 +22,7 @@ from kvfs.core.pool.recheck import Recheck
 from kvfs.core.shared_work import SharedWork, WorkByKey
 from kvfs.errors import KvfsError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import GoneEntry, PoolEntry, Switch
+from kvfs.pool.records import GoneEntry, PoolEntry, Switch
 from kvfs.s3.keys import escape
 
 log = logging.getLogger(__name__)

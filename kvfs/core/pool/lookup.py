@@ -21,7 +21,8 @@ from kvfs.core.pool.peers import Peers
 from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import PATIENCE, GoneEntry, Index, Owner, PoolEntry
+from kvfs.pool.index import PATIENCE, Index
+from kvfs.pool.records import GoneEntry, Owner, PoolEntry
 from kvfs.s3.facts import Facts
 from kvfs.s3.keys import escape
 

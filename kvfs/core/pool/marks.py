@@ -9,7 +9,8 @@ has seen none. Not for the names that programs here have taken (`leaving`).
 import time
 from collections import OrderedDict
 
-from kvfs.pool.index import GONE_S, GoneEntry, PoolEntry
+from kvfs.pool.index import GONE_S
+from kvfs.pool.records import GoneEntry, PoolEntry
 
 REMEMBERED = 1 << 16  # marks, some 200 bytes each
 

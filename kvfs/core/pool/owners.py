@@ -15,7 +15,7 @@ import trio
 from kvfs.catalog import Inode
 from kvfs.core.pool.lookup import PoolLookup
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import GoneEntry, Lease, Owner, PoolEntry, Unlinked
+from kvfs.pool.records import GoneEntry, Lease, Owner, PoolEntry, Unlinked
 
 LISTED = 1000  # objects in conflict in one answer
 AT_ONCE = 64  # objects in one question

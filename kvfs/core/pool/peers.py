@@ -23,7 +23,8 @@ from kvfs.core.pool.news import News
 from kvfs.pool import addresses
 from kvfs.pool.connection import NOT_ASKED
 from kvfs.pool.errors import IndexDownError, IndexFullError
-from kvfs.pool.index import PATIENCE, Index, Lease, Life, Owner, PoolEntry
+from kvfs.pool.index import PATIENCE, Index
+from kvfs.pool.records import Lease, Life, Owner, PoolEntry
 
 log = logging.getLogger(__name__)
 

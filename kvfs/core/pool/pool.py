@@ -42,10 +42,11 @@ from kvfs.errors import ConfigError, KvfsError
 from kvfs.movement.movers import MoverPool
 from kvfs.pool import nginx
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import Index, Lease
+from kvfs.pool.index import Index
 from kvfs.pool.member import Membership
 from kvfs.pool.nginx import Nginx, Served
 from kvfs.pool.offers import Offers
+from kvfs.pool.records import Lease
 from kvfs.pool.servers import Servers
 
 log = logging.getLogger(__name__)

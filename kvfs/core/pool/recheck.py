@@ -20,7 +20,8 @@ from kvfs.core.pool.announcer import Announcer
 from kvfs.core.shared_work import start_task
 from kvfs.errors import CatalogError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import LONG, GoneEntry, PoolEntry
+from kvfs.pool.index import LONG
+from kvfs.pool.records import GoneEntry, PoolEntry
 
 log = logging.getLogger(__name__)
 

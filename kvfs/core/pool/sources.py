@@ -24,8 +24,9 @@ from kvfs.movement.streams import Ends
 from kvfs.pool import fetching
 from kvfs.pool.errors import IndexDownError, NoFileError, PeerError, WrongChunkError
 from kvfs.pool.fetching import FetchJob
-from kvfs.pool.index import PATIENCE, Lease, Owner
+from kvfs.pool.index import PATIENCE
 from kvfs.pool.peer_file import PeerFile
+from kvfs.pool.records import Lease, Owner
 from kvfs.s3.chunks import Chunks
 from kvfs.tiers.tier import FANOUT
 

@@ -22,7 +22,8 @@ from kvfs.core.namespaces.namespaces import Namespaces
 from kvfs.core.pool.tokens import DropTokens, key_of
 from kvfs.errors import KvfsError
 from kvfs.pool.errors import IndexDownError
-from kvfs.pool.index import PATIENCE, Index, Switch
+from kvfs.pool.index import PATIENCE, Index
+from kvfs.pool.records import Switch
 
 log = logging.getLogger(__name__)
 

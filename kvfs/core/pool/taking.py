@@ -19,8 +19,9 @@ from kvfs.core.names.tree import is_name
 from kvfs.core.pool.fetch import PoolFetch
 from kvfs.core.pool.follow import Follow
 from kvfs.errors import KvfsError
-from kvfs.pool.index import LONG, PoolEntry, Switch
+from kvfs.pool.index import LONG
 from kvfs.pool.offers import Offers
+from kvfs.pool.records import PoolEntry, Switch
 from kvfs.s3.keys import ObjectName, escape
 from kvfs.tiers import Tier
 

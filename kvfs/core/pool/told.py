@@ -8,7 +8,7 @@ knows whether the object has lost its content or its name. Not for what the inde
 from typing import NamedTuple
 
 from kvfs.catalog import Batch, Inode
-from kvfs.pool.index import Unlinked
+from kvfs.pool.records import Unlinked
 
 
 class Told(NamedTuple):
