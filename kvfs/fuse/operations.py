@@ -101,7 +101,7 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
         assert isinstance(self, Operations)
         return shown(name, map(self.named, parameters[1:], given))
 
-    by_thread = parameters[-1] == "ctx"
+    by_thread, paths = parameters[-1] == "ctx", 2 if name in {"link", "rename"} else 1
 
     @functools.wraps(operation)
     async def answered(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -119,7 +119,7 @@ def answering(operation: Operation[P, R]) -> Operation[P, R]:
                 log.debug("%s: %s", call(*args), error)
             kind, code = type(error).__name__, errno_of(error)
             if code == errno.ESTALE and by_thread:
-                code = self.refuse(thread)
+                code = self.refuse(thread, paths)
         except OSError as error:
             log.exception("%s failed", call(*args))
             code = error.errno or errno.EIO
@@ -237,9 +237,9 @@ class Operations(pyfuse3.Operations):
             return value
         return self.tree.catalog.named(value if held is None else held.inode.ino)
 
-    def refuse(self, thread: int) -> int:
+    def refuse(self, thread: int, paths: int) -> int:
         """Note that an operation finds its inode stale, and return the errno of its answer."""
-        if self.second_tries.refused(thread) and not is_nfs_server(thread):
+        if self.second_tries.refused(thread, paths) and not is_nfs_server(thread):
             return errno.ENOENT  # the kernel would pass ESTALE to the program
         self.ledger.misses.refused(thread)
         return errno.ESTALE

@@ -7,10 +7,11 @@ lookup of another thread. Each operation of the thread `begins` and `ends`: the 
 next one at once, but an operation may take seconds.
 
 The walk ends at a file, or at a name that is nowhere. The kernel looks that name up once or twice.
-A further lookup, or one of another name, belongs to another call. So does all after an open. A call
-that ended otherwise may cost a miss, if the thread's next operation begins within LATE. The daemon
-before this one may have refused any thread, so right after a takeover each stale inode counts as a
-second try. Not for NFS servers: they use handles, and their clients need ESTALE.
+A further lookup, or one of another name, belongs to another call. So does all after an open.
+link(2) and rename(2) walk two paths. A call that ended otherwise may cost a miss, if the thread's
+next operation begins within LATE. The daemon before this one may have refused any thread, so right
+after a takeover each stale inode counts as a second try. Not for NFS servers: they use handles, and
+their clients need ESTALE.
 """
 
 import time
@@ -22,14 +23,14 @@ LOOKUPS = 2  # of the last name of a path: of the inode that the kernel knew, an
 
 
 class _Call(NamedTuple):
-    """A call that got ESTALE. Its last operation began or ended `at`, in monotonic ns.
+    """A call of so many paths that got ESTALE. Its last operation began or ended `at`, in ns.
 
-    end: where its walk ended, if it has. lookups: of that name.
+    ends: where its walks have ended, in directory and name, once for each lookup.
     """
 
     at: int
-    end: tuple[int, bytes] | None = None
-    lookups: int = 0
+    paths: int
+    ends: tuple[tuple[int, bytes], ...] = ()
 
 
 class SecondTries:
@@ -55,12 +56,15 @@ class SecondTries:
             self.threads[thread] = call._replace(at=now)
         return now
 
-    def refused(self, thread: int) -> bool:
-        """Note that an operation gets ESTALE. Return whether it was part of a second try."""
+    def refused(self, thread: int, paths: int = 1) -> bool:
+        """Note that an operation gets ESTALE. Return whether it was part of a second try.
+
+        paths: of its call.
+        """
         now = time.monotonic_ns()
         if self.threads.pop(thread, None) is not None or now < self._takeover_until:
             return True
-        self.threads[thread] = _Call(now)
+        self.threads[thread] = _Call(now, paths)
         if len(self.threads) > MANY:
             del self.threads[next(iter(self.threads))]
         return False
@@ -71,13 +75,13 @@ class SecondTries:
 
     def looks_up(self, thread: int, parent: int, name: bytes) -> None:
         """Note that a thread begins to look a name up."""
-        call = self.threads.get(thread)
-        if call is None or call.end is None:
+        if (call := self.threads.get(thread)) is None:
             return
-        if call.end != (parent, name) or call.lookups >= LOOKUPS:
+        again = call.ends.count((parent, name))
+        if again >= LOOKUPS or (not again and len({*call.ends}) >= call.paths):
             del self.threads[thread]
 
     def walked(self, thread: int, parent: int, name: bytes) -> None:
         """Note that a thread has found a file, or nothing: a path goes on at neither."""
         if (call := self.threads.get(thread)) is not None:
-            self.threads[thread] = call._replace(end=(parent, name), lookups=call.lookups + 1)
+            self.threads[thread] = call._replace(ends=(*call.ends, (parent, name)))

@@ -135,6 +135,20 @@ def test_a_lookup_of_another_name_ends_a_call_whose_walk_has_ended() -> None:
     assert not tries.refused(THREAD)
 
 
+def test_a_link_walks_two_paths() -> None:
+    tries = SecondTries()
+    assert not tries.refused(THREAD, 2)
+    for name in (b"a", b"a", b"b"):
+        tries.looks_up(THREAD, ROOT_INO, name)
+        tries.walked(THREAD, ROOT_INO, name)
+    assert tries.refused(THREAD, 2)
+    assert not tries.refused(THREAD, 2)
+    for name in (b"a", b"b", b"c"):
+        tries.looks_up(THREAD, ROOT_INO, name)
+        tries.walked(THREAD, ROOT_INO, name)
+    assert not tries.refused(THREAD, 2)
+
+
 def test_each_stale_inode_right_after_a_takeover_belongs_to_a_second_try(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
