@@ -28,7 +28,7 @@ from kvfs.s3.errors import (
     ObjectExistsError,
     OutageError,
 )
-from kvfs.s3.facts import DIGEST, OF_DIGEST, Facts
+from kvfs.s3.facts import DIGEST, OF_DIGEST, OF_ETAG, Facts
 from kvfs.s3.store import is_listed
 from kvfs.s3.transfer import ATTEMPT, StoreTransfers
 
@@ -105,14 +105,22 @@ def facts(
 
 
 def is_ours(transfers: StoreTransfers, key: str, tokens: Sequence[str]) -> bool:
-    """Whether one of these attempts has made the present object, or it has one of their digests."""
+    """Whether one of these attempts has made the present object.
+
+    A token may also have its digest or its ETag.
+    """
     if not tokens:
         return False
     try:
-        told = transfers.store.head(key).metadata
+        found = transfers.store.head(key)
     except NoObjectError:
         return False
-    return told.get(ATTEMPT, "") in tokens or f"{OF_DIGEST}{told.get(DIGEST, '')}" in tokens
+    told = found.metadata
+    of_it = (
+        *(told.get(ATTEMPT, ""), f"{OF_ETAG}{found.etag}"),
+        f"{OF_DIGEST}{told.get(DIGEST, '')}",
+    )
+    return any(one in tokens for one in of_it)
 
 
 def publish_name(transfers: StoreTransfers, record: tuple[str, bytes] | None) -> None:

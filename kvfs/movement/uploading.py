@@ -9,7 +9,9 @@ for choosing uploads, nor for an object's metadata (`publishing`).
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from kvfs import failpoints
@@ -17,6 +19,7 @@ from kvfs.catalog import PackedCopy, Stored
 from kvfs.movement import packing, publishing
 from kvfs.movement.copying import LostError, expect_written
 from kvfs.movement.files import expect_same, reading
+from kvfs.movement.looking import THREADS
 from kvfs.movement.publishing import About, Target, Uploaded
 from kvfs.s3 import header
 from kvfs.s3.chunks import LEAST, weigh
@@ -118,11 +121,14 @@ def remove(
 ) -> dict[str, StoreError]:
     """Delete objects. Returns the keys that are still there, with the reason.
 
-    attempts: keys with tokens. Such a key is deleted only if an upload with one of its tokens has
-    made the present object.
+    attempts: keys with tokens. Such a key is deleted only if the present object is one of these:
+    see `is_ours`. Another node may still replace it between the question and the delete, some
+    ms later: not every store has conditional deletes.
     """
     sure = [key for key in keys if key not in attempts]
-    sure += [key for key, tokens in attempts.items() if publishing.is_ours(transfers, key, tokens)]
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="remove") as threads:
+        ours = threads.map(partial(publishing.is_ours, transfers), attempts, attempts.values())
+        sure += [key for key, is_ours in zip(attempts, ours, strict=True) if is_ours]
     return transfers.store.delete_many(sure)
 
 

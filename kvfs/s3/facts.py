@@ -22,6 +22,7 @@ FORMAT = 1
 MODEL_MAX = 255  # bytes
 DIGEST = "kvfs-xxh3-128"  # the field with the digest
 OF_DIGEST = "digest:"  # before a digest: in place of an upload's token, it means any upload of it
+OF_ETAG = "etag:"  # before an ETag: it means the object with it
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 _SIGNED = re.compile(r"0|-?[1-9][0-9]{0,18}")

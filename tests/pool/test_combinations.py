@@ -5,7 +5,7 @@ import errno
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from kvfs.control import request
 from scripts.s3_server import Server
 from tests.conftest import Mount
 from tests.harness import KVFS, Mounted, wait_for
+from tests.mount.test_sparse import movers
 from tests.nfs.conftest import Exported, exported
 from tests.pool.test_two_nodes import absent, announced, fetched, gets, node, port_of, read, write
 from tests.s3.rig import bytes_in
@@ -199,6 +200,19 @@ def test_object_unlinked_where_only_the_bucket_has_it_goes_from_the_pool(
 
 
 @contextlib.contextmanager
+def paused(pids: Iterable[int]) -> Iterator[None]:
+    """Some processes do nothing."""
+    stopped_pids = list(pids)
+    for pid in stopped_pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in stopped_pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
 def stopped(pool: str) -> Iterator[None]:
     """The index does not answer."""
     pid = redis.Redis(port=port_of(pool)).info("server")["process_id"]
@@ -245,6 +259,26 @@ def test_object_unlinked_during_its_upload_does_not_come_back(
     wait_for(lambda: not s3_of(a)["to_delete"], "the bucket has followed")
     assert absent(a.path / "block")
     assert absent(c.path / "block")
+
+
+def test_late_delete_of_an_earlier_object_leaves_the_later_one_of_another_node(
+    both: str, mount: Mount, s3: Server, bucket: str
+) -> None:
+    a, b = node(mount, both, "a"), node(mount, both, "b")
+    uploaded(a, "block", OLD)
+    spill(a, "block")
+    gets(b, "block", OLD)
+    assert s3_of(b)["downloads"] == 1
+    with paused(movers(a.pid)):
+        (a.path / "block").unlink()
+        wait_for(lambda: absent(b.path / "block"), "b lets it go")
+        (b.path / "block").write_bytes(NEW)
+        wait_for(lambda: bytes_in(s3, bucket) == {"@0/block": NEW}, "the new one is there")
+        assert s3_of(a)["to_delete"]
+    wait_for(lambda: not s3_of(a)["to_delete"], "the late delete has ended")
+    assert bytes_in(s3, bucket) == {"@0/block": NEW}
+    for kv in (a, b):
+        gets(kv, "block", NEW)
 
 
 def change_in_the_outage(kv: Mounted, how: str) -> tuple[str, bytes]:

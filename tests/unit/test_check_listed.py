@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from kvfs.catalog import keys
+from kvfs.catalog import Stored, keys
 from kvfs.core.check import Background
 from kvfs.errors import ConfigError, NotFoundError
 from kvfs.s3.errors import OutageError
@@ -265,7 +265,8 @@ def test_deletions_that_are_done_are_noted_no_more(made: World, store: MemorySto
         await made.upload_all()
         with made.catalog.batch() as batch:
             for key in ("p/@0/gone", "p/@0/there"):
-                made.ledger.dirty.superseded.delete(key, batch)
+                stored = Stored(key, "etag", len(A), bytes(16), "none", "0644 0 0 1")
+                made.ledger.dirty.superseded.delete(stored, batch)
             made.ledger.dirty.superseded.attempt("p/@0/never", "token", batch)
         store.put("p/@0/there", B, {}, once=True)
         for repair in (False, True):

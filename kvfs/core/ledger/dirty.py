@@ -248,7 +248,7 @@ class Dirty:
         if stored is not None:
             batch.unmark(keys.STORED, ino)
             if delete:
-                self.superseded.delete(stored.key, batch)
+                self.superseded.delete(stored, batch)
         self._unmark(ino, batch)
         batch.then(partial(self.superseded.disclaim, ino))
 
@@ -259,7 +259,7 @@ class Dirty:
         batch.mark(keys.STORED, inode.ino, keys.stored_value(stored))
         self.superseded.unmark(stored.key, batch)
         if before is not None and before.key != stored.key:
-            self.superseded.delete(before.key, batch)
+            self.superseded.delete(before, batch)
         if clean:
             self._unmark(inode.ino, batch)
             batch.then(partial(self.superseded.disclaim, inode.ino))
@@ -271,7 +271,7 @@ class Dirty:
         """Record an upload of an older version, so that the next upload may replace it."""
         before = self.stored(ino)
         if before is not None and before.key != stored.key:
-            self.superseded.delete(before.key, batch)
+            self.superseded.delete(before, batch)
         batch.mark(keys.STORED, ino, keys.stored_value(stored))
         self.superseded.unmark(stored.key, batch)
         batch.then(partial(self.superseded.claim, ino, stored.key))

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from kvfs.catalog import Batch, Catalog, keys
-from kvfs.s3.facts import OF_DIGEST
+from kvfs.catalog import Batch, Catalog, Stored, keys
+from kvfs.s3.facts import OF_DIGEST, OF_ETAG
 
 
 class Superseded:
@@ -31,6 +31,7 @@ class Superseded:
         self._claimed: dict[int, str] = {}  # the other way round
         self._watching: list[set[str]] = []
         self._wake = wake
+        self.others_replace = False  # other nodes may replace what this node has stored: a pool
 
     # For listings of the bucket
 
@@ -55,11 +56,17 @@ class Superseded:
 
     # To be deleted
 
-    def delete(self, key: str, batch: Batch) -> None:
-        """Mark a key whose content no object needs any more."""
+    def delete(self, stored: Stored, batch: Batch) -> None:
+        """Mark the key of a stored object that no name means any more.
+
+        If other nodes may replace it, another object at the key stays there.
+        """
+        if self.others_replace:
+            self.attempt(stored.key, f"{OF_ETAG}{stored.etag}", batch)
+            return
         number = self.catalog.next_id()
-        batch.mark(keys.DELETED, number, key.encode())
-        batch.then(partial(self._to_delete, key, number))
+        batch.mark(keys.DELETED, number, stored.key.encode())
+        batch.then(partial(self._to_delete, stored.key, number))
 
     def attempt(self, key: str, token: str, batch: Batch) -> None:
         """Mark the key of an upload that may end in vain: then its content is deleted again."""
@@ -78,11 +85,16 @@ class Superseded:
         """The upload tokens of a key; () if the key is to be deleted in any case.
 
         With tokens, the key is deleted only if one of these uploads made its content, or if its
-        content has the digest in a token.
+        content has the digest or the ETag in a token.
         """
         numbers = self.deletes.get(key, set())
         tokens = tuple(self._attempts.get(number, "") for number in numbers)
         return tokens if all(tokens) else ()
+
+    def uploads(self, key: str) -> bool:
+        """Whether a key is only marked for uploads that may have ended, or not."""
+        tokens = self.attempts(key)
+        return bool(tokens) and not any(one.startswith(OF_ETAG) for one in tokens)
 
     def unmark(self, key: str, batch: Batch) -> None:
         """Unmark a key that is not to be deleted: its content is gone, or an object needs it."""

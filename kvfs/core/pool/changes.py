@@ -163,7 +163,7 @@ class Changes:
         if not superseded.deletes or not bucket.shared or not inode.is_file or not inode.links:
             return False
         key = self.ledger.dirty.key(inode)
-        return key is not None and bool(superseded.attempts(key))
+        return key is not None and superseded.uploads(key)
 
     def _elsewhere(self, inode: Inode, key: str) -> str:
         """The key at which another node may have stored an object; "" if this node has, or none."""

@@ -150,6 +150,7 @@ class Pool:
         self.ledger.catalog.watchers.append(self.announcer.changes.changing)
         self.ledger.catalog.committing = self.announcer.changes.committing
         self.ledger.removals.withdrawn = self.announcer.changes.withdrawn
+        self.ledger.dirty.superseded.others_replace = True
         self.ledger.namespaces.pool_switched = self.announcer.switched
         self.ledger.namespaces.pool_dropped = self._namespace_dropped
         self.ledger.namespaces.pool_made = self.entries.tokens.made

@@ -211,7 +211,7 @@ class UploadSender:
             if changed is not None and changed.links and changed.version != inode.version:
                 dirty.on_older_upload(inode.ino, uploaded.stored, batch)
             else:
-                self.superseded.delete(key, batch)
+                self.superseded.delete(uploaded.stored, batch)
 
     def skip_upload(self, inode: Inode, *, wanted: bool) -> None:
         """End the work on an object that needs no upload.
