@@ -9,9 +9,9 @@ next one at once, but an operation may take seconds.
 The walk ends at a file, or at a name that is nowhere. The kernel looks that name up once or twice.
 A further lookup, or one of another name, belongs to another call. So does all after an open.
 link(2) and rename(2) walk two paths. A call that ended otherwise may cost a miss, if the thread's
-next operation begins within LATE. The daemon before this one may have refused any thread, so right
-after a takeover each stale inode counts as a second try. Not for NFS servers: they use handles, and
-their clients need ESTALE.
+next operation begins within LATE. The daemon before this one may have refused any thread, so in a
+pool each stale inode right after a takeover counts as a second try. Not for NFS servers: they use
+handles, and their clients need ESTALE.
 """
 
 import time

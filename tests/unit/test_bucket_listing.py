@@ -11,6 +11,7 @@ import trio
 
 from kvfs.catalog import ROOT_INO, Inode
 from kvfs.core.names.tree import COOKIE_PARENT, HIDDEN_STEP
+from tests.unit.test_request_paths import CALLER
 from tests.unit.world import World, world
 
 import kvfs.fuse.passthrough  # isort: skip  # noqa: F401 (the C part, before pyfuse3)
@@ -153,7 +154,7 @@ def test_directory_of_expired_entries_is_removed_in_steps(
     async def case(made: World) -> None:
         _, directory = await fill(made, lambda number: number < FILES - left)
         listing = Listing(made, monkeypatch)
-        rmdir = listing.operations.rmdir(ROOT_INO, b"a", cast("Any", None))
+        rmdir = listing.operations.rmdir(ROOT_INO, b"a", CALLER)
         if left:
             with pytest.raises(pyfuse3.FUSEError) as caught:
                 await rmdir
