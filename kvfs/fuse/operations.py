@@ -246,9 +246,7 @@ class Operations(pyfuse3.Operations):
 
     async def end_takeover(self) -> None:
         """When the kernel has sent all requests again, release handles that no request claimed."""
-        if (
-            self.pool is not None
-        ):  # elsewhere an inode hardly goes twice
+        if self.pool is not None:  # elsewhere an inode hardly goes twice
             self.second_tries.takes_over()
         while not self.kernel.resends_over():  # noqa: ASYNC110 (the C part has no events)
             await trio.sleep(TAKEOVER_STEP)
