@@ -92,9 +92,8 @@ class Superseded:
         return tokens if all(tokens) else ()
 
     def uploads(self, key: str) -> bool:
-        """Whether a key is only marked for uploads that may have ended, or not."""
-        tokens = self.attempts(key)
-        return bool(tokens) and not any(one.startswith(OF_ETAG) for one in tokens)
+        """Whether an upload to a key may have ended of which no node knows."""
+        return any(not one.startswith(OF_ETAG) for one in self.attempts(key))
 
     def unmark(self, key: str, batch: Batch) -> None:
         """Unmark a key that is not to be deleted: its content is gone, or an object needs it."""

@@ -97,6 +97,7 @@ class Pool:
         self.follow = Follow(self.lookup)
         self.kernel_lookups = KernelLookups()
         self.ledger.tiers.has_afar = True
+        self.ledger.dirty.superseded.others_replace = True
         self.nodes = Nodes(index, member.node, self._nodes_changed)
         self.lookup.few_nodes = self.nodes.few
         ahead, offers = Ahead(room), Offers(index)
@@ -150,7 +151,6 @@ class Pool:
         self.ledger.catalog.watchers.append(self.announcer.changes.changing)
         self.ledger.catalog.committing = self.announcer.changes.committing
         self.ledger.removals.withdrawn = self.announcer.changes.withdrawn
-        self.ledger.dirty.superseded.others_replace = True
         self.ledger.namespaces.pool_switched = self.announcer.switched
         self.ledger.namespaces.pool_dropped = self._namespace_dropped
         self.ledger.namespaces.pool_made = self.entries.tokens.made
