@@ -1,5 +1,6 @@
 """`kvfs pool`: the nodes of a pool, and this node's part in it."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         before = ", before the index was down" if asked and not index["up"] else ""
         yield "live nodes", f"{found['nodes_live']}{before}"
     yield "serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"
+    if found.get("certificate"):  # an earlier daemon does not look at it
+        yield "certificate", _certificate(found["certificate"])
     yield "announced", f"{found['objects']} objects, {human(found['bytes'])}"
     yield "waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"
     yield "found by lookups", f"{counters['found']} objects"
@@ -64,6 +67,19 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "gave no object", f"{one['name']} {when}: {one['why']}"
     now = f"{found['in_conflict']} now, " if "in_conflict" in found else ""  # as `nodes_live`
     yield "conflicts", f"{now}{counters['conflicts']} since the daemon began"
+
+
+def _certificate(found: dict[str, Any]) -> str:
+    if found["until"] is None:
+        return found["problem"] or "not read yet"
+    left = found["until"] - time.time()
+    until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found["until"]))
+    text = f"valid until {until}, for {duration(left)}" if left > 0 else f"ended at {until}"
+    if found["ends_soon"]:
+        text += ": renew it"
+    if found["problem"]:
+        text += f"; the files there now are not used: {found['problem']}"
+    return text
 
 
 def shown(found: dict[str, Any]) -> list[RenderableType]:

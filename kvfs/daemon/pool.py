@@ -32,6 +32,7 @@ def prepare(config: Config, directory: Path, *, identity: str, takeover: bool) -
     member = Membership(
         place=place,
         credentials=credentials.read(config.pool_credentials, os.environ),
+        credentials_file=config.pool_credentials,
         node=identity,
         incarnation=_incarnation(noted, takeover=takeover),
         address=check.with_port(address, PORT),

@@ -93,7 +93,7 @@ def _of_pool(*path: str) -> Read:
         found: Any = status.get("pool")  # an earlier daemon has none
         if found is not None:
             for name in path:
-                found = found.get(name)  # an earlier daemon lacks some
+                found = None if found is None else found.get(name)  # an earlier daemon lacks some
             if found is not None:
                 yield (), found
 
@@ -625,6 +625,16 @@ METRICS = (
         "nodes_live",
     ),
     _pool_gauge("serving", "Whether other nodes can read from this node (1) or not (0).", "serves"),
+    _pool_gauge(
+        "certificate_not_before_seconds",
+        "Begin of the certificate of pool_tls in use, in s since 1970.",
+        *("certificate", "since"),
+    ),
+    _pool_gauge(
+        "certificate_not_after_seconds",
+        "End of the certificate of pool_tls in use, in s since 1970.",
+        *("certificate", "until"),
+    ),
     _pool_gauge("objects", "Objects of this node that the index of the pool has.", "objects"),
     _pool_gauge("bytes", "Bytes of the objects of this node in the pool.", "bytes"),
     _pool_gauge(

@@ -7,10 +7,33 @@ needs no name. The certificate of the index needs the name by which the index is
 
 import ssl
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from kvfs.errors import ConfigError
 
 FILES = ("ca.pem", "cert.pem", "key.pem")
+State: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+class Validity(NamedTuple):
+    """When a certificate is valid: from and until, in s since 1970."""
+
+    since: float
+    until: float
+
+
+def state(folder: Path) -> State:
+    """Return what each renewal of the files changes. A file that is missing counts as empty."""
+    return tuple(state_of(folder / name) for name in FILES)
+
+
+def state_of(file: Path) -> tuple[int, ...]:
+    """Return what each change of a file changes, also if it is a link to another one."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def of_peers(folder: Path) -> ssl.SSLContext:
@@ -29,16 +52,18 @@ def of_index(folder: Path | None) -> ssl.SSLContext:
     return context
 
 
-def expect_match(folder: Path) -> None:
-    """Check that a node with these files accepts itself: a handshake in memory."""
+def expect_match(folder: Path) -> Validity:
+    """Check that a node with these files accepts itself: a handshake in memory.
+
+    Returns when its certificate is valid, or ends with the last authority.
+    """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.verify_mode = ssl.CERT_REQUIRED
     _load(server, folder)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        of_peers(folder).wrap_bio(to_client, to_server),
-        server.wrap_bio(to_server, to_client, server_side=True),
-    ]
+    context = of_peers(folder)
+    client = context.wrap_bio(to_client, to_server)
+    ends = [client, server.wrap_bio(to_server, to_client, server_side=True)]
     try:
         while ends:
             ends = [end for end in ends if not _is_done(end)]
@@ -47,6 +72,15 @@ def expect_match(folder: Path) -> None:
             f"pool_tls={folder}: {error}: expected a cert.pem that ca.pem has signed, and that is "
             "valid now"
         ) from None
+    found = client.getpeercert() or {}
+    until = _time(found["notAfter"])
+    authorities = [_time(one["notAfter"]) for one in context.get_ca_certs()]
+    return Validity(_time(found["notBefore"]), min(until, max(authorities, default=until)))
+
+
+def _time(text: object) -> float:
+    """Return a time of `SSLSocket.getpeercert` in s since 1970."""
+    return float(ssl.cert_time_to_seconds(str(text)))
 
 
 def _is_done(end: ssl.SSLObject) -> bool:

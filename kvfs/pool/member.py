@@ -14,10 +14,12 @@ class Membership:
     node, incarnation: its identity, and that of its files: a new one if older entries of this node
     in the index mean other files. address: IP:PORT of its nginx. folder: nginx's files. allow:
     networks that may read without a certificate. tls: the folder with the certificates.
+    credentials_file: the file that `credentials` were read from, if there is one.
     """
 
     place: PoolPlace
     credentials: Credentials
+    credentials_file: Path | None = None
     node: str
     incarnation: str
     address: str

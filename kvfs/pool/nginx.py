@@ -216,6 +216,11 @@ class Nginx:
                 raise _not_started(served, log)
             time.sleep(POLL_S)
 
+    def reload(self) -> None:
+        """Have the server read its certificates again. Requests under way go on."""
+        if self.alive:
+            _signal(self._process.pid if self._process else self._noted(), signal.SIGHUP)
+
     @property
     def alive(self) -> bool:
         """Whether the master runs: its workers serve on without it, and nobody replaces them."""
@@ -242,7 +247,7 @@ class Nginx:
         while pids := self.pids:
             late = time.monotonic() > deadline
             for pid in pids:
-                _end(pid, signal.SIGKILL if late else signal.SIGTERM)
+                _signal(pid, signal.SIGKILL if late else signal.SIGTERM)
             time.sleep(POLL_S)
             if self._process is not None:
                 self._process.poll()
@@ -349,7 +354,7 @@ def _not_started(served: Served, log: Path) -> KvfsError:
     return KvfsError(f"{PROGRAM} does not serve {served.address}: {said}")
 
 
-def _end(pid: int, how: signal.Signals) -> None:
+def _signal(pid: int, how: signal.Signals) -> None:
     try:
         os.kill(pid, how)
     except ProcessLookupError:

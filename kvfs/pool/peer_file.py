@@ -16,10 +16,10 @@ import ssl
 import threading
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvfs.errors import ConfigError
 from kvfs.pool import addresses, certificates
 from kvfs.pool.errors import NoFileError, PeerError
 
@@ -37,6 +37,7 @@ PEERS = 64  # connections that are kept
 
 Peer = tuple[str, str]  # an address, and the directory with our certificate
 _connections: dict[Peer, socket.socket] = {}  # the one that was used last is the last
+_contexts: dict[str, tuple[certificates.State, ssl.SSLContext]] = {}  # by directory
 _local = threading.local()  # the buffer of each thread
 
 _PATH = re.compile(r"/[!-~]*")
@@ -216,9 +217,22 @@ def _keep(source: PeerFile, connection: socket.socket) -> None:
         _connections.pop(next(iter(_connections))).close()
 
 
-@cache
 def _context(folder: str) -> ssl.SSLContext:
-    return certificates.of_peers(Path(folder))
+    """The context for our certificate. Raises ConfigError.
+
+    Renewed files are taken. While they do not fit together, the context of before goes on.
+    """
+    state, known = certificates.state(Path(folder)), _contexts.get(folder)
+    if known is not None and known[0] == state:
+        return known[1]
+    try:
+        found = certificates.of_peers(Path(folder))
+    except ConfigError:
+        if known is None:
+            raise
+        found = known[1]
+    _contexts[folder] = state, found
+    return found
 
 
 def _buffer() -> memoryview:

@@ -74,6 +74,15 @@ class Servers:
         tls = certificates.of_index(member.tls) if member.place.tls else None
         return cls(member.place, member.credentials, tls)
 
+    def use(
+        self, *, credentials: Credentials | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Use renewed credentials or certificates for each new connection."""
+        self.credentials = credentials or self.credentials
+        self.tls = tls or self.tls
+        for connection in self._connections.values():
+            connection.credentials, connection.tls = self.credentials, self.tls
+
     @property
     def tried(self) -> bool:
         """Whether a try to reach each server has ended, well or not."""

@@ -36,6 +36,7 @@ from kvfs.core.pool.owners import conflicts, owners
 from kvfs.core.pool.peers import Peers
 from kvfs.core.pool.reads import PeerReads
 from kvfs.core.pool.recheck import Recheck
+from kvfs.core.pool.renewal import Renewal
 from kvfs.core.pool.switches import NamespaceSwitches
 from kvfs.core.pool.taking import Taking
 from kvfs.errors import ConfigError, KvfsError
@@ -105,6 +106,7 @@ class Pool:
         self.taking = Taking(ahead, self.fetcher, self.follow, offers)
         self.ledger.latencies.add_origin(self.ledger.tiers.nodes.name)
         self.reads = PeerReads(self.ledger, member.folder / "reports", self.offering.leaves)
+        self.renewal = Renewal(member, self.servers, self.news, self.nginx.reload)
 
     def lease(self) -> Lease:
         """This node, as other nodes see it now."""
@@ -166,6 +168,7 @@ class Pool:
             nursery.start_soon(self.switches.run)
             nursery.start_soon(self.offering.run)
             nursery.start_soon(self.taking.run)
+            nursery.start_soon(self.renewal.run)
             nursery.start_soon(self._keep_serving)
 
     async def _serve_once(self) -> None:
@@ -332,6 +335,7 @@ class Pool:
             "objects": len(self.announcer.objects.announced),
             "bytes": self.announcer.objects.bytes,
             "lag_s": self.lag_s,
+            "certificate": self.renewal.describe(),
             "in_conflict": len(self.announcer.objects.others),
             "out": list(self.peers.out),
             "failing": self.peers.failing,

@@ -1,0 +1,128 @@
+"""The files of `pool_tls=` and `pool_credentials=`: kvfs reads them again when they change.
+
+Contract: `run` looks at the files each LOOK_S, and raises nothing. nginx and the connections to the
+index use renewed files from then on, and connections that stand go on. Files that do not fit
+together change nothing: `problem` says why. The movers read the certificates on their own
+(`kvfs.pool.peer_file`). `validity` is that of the certificate in use.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from kvfs.core.pool.news import News
+from kvfs.errors import ConfigError, KvfsError
+from kvfs.pool import certificates, credentials
+from kvfs.pool.certificates import Validity
+from kvfs.pool.member import Membership
+from kvfs.pool.servers import Servers
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0  # s between two looks at the files
+SOON_S, SOON_SHARE = 14 * 86400.0, 5  # the end of a certificate is near: s, and its last fifth
+SAID_S = 86400.0  # s between two warnings of it
+
+
+class Renewal:
+    """The files of one node. `reload` has nginx read the certificates again; it blocks."""
+
+    def __init__(
+        self, member: Membership, servers: Servers, news: News, reload: Callable[[], None]
+    ) -> None:
+        self.member = member
+        self.servers = servers
+        self.news = news
+        self.reload = reload
+        self.validity: Validity | None = None
+        self.problem = ""  # why files that have changed are not used
+        self._certificates: certificates.State = ()
+        self._password: tuple[int, ...] = ()
+        self._said_at = float("-inf")
+
+    async def run(self) -> None:
+        """Look at the files, for ever."""
+        while True:
+            await self.look()
+            await trio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Look at the files, and use those that have changed. The first look uses them all."""
+        if self.member.tls is not None:
+            await self._look_at_certificates(self.member.tls)
+        if self.member.credentials_file is not None:
+            await self._look_at_password(self.member.credentials_file)
+
+    async def _look_at_certificates(self, folder: Path) -> None:
+        state = await trio.to_thread.run_sync(certificates.state, folder)
+        if state != self._certificates:
+            first, self._certificates = not self._certificates, state
+            try:
+                await self._renew(folder)
+            except (KvfsError, OSError) as error:
+                self.problem = str(error)
+                self.news.tell("certificate refused", why=str(error))
+                log.warning("kvfs cannot use the certificate of this node: %s", error)
+            else:
+                self.problem = ""
+                if not first:
+                    self.news.tell("certificate renewed")
+                    log.info("the certificate of this node is renewed: %s", folder)
+        self._warn(folder)
+
+    async def _renew(self, folder: Path) -> None:
+        """Use the certificates as they are now. Raises ConfigError, KvfsError, OSError."""
+        validity = await trio.to_thread.run_sync(certificates.expect_match, folder)
+        if self.member.place.tls:
+            self.servers.use(tls=await trio.to_thread.run_sync(certificates.of_index, folder))
+        await trio.to_thread.run_sync(self.reload)
+        self.validity = validity
+
+    def _warn(self, folder: Path) -> None:
+        """Say once a day that the certificate ends soon, or has ended."""
+        now = trio.current_time()
+        if self.validity is None or not self.ends_soon or now < self._said_at + SAID_S:
+            return
+        self._said_at = now
+        until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.validity.until))
+        self.news.tell("certificate ends", until=self.validity.until)
+        log.warning(
+            "the certificate of this node ends at %s: write a new one to pool_tls=%s", until, folder
+        )
+
+    @property
+    def ends_soon(self) -> bool:
+        """Whether the certificate is in the last fifth of its time, and in its last 14 days."""
+        if self.validity is None:
+            return False
+        since, until = self.validity
+        return until - time.time() < min(SOON_S, (until - since) / SOON_SHARE)
+
+    async def _look_at_password(self, file: Path) -> None:
+        state = await trio.to_thread.run_sync(certificates.state_of, file)
+        if state == self._password:
+            return
+        self._password = state
+        try:
+            found = await trio.to_thread.run_sync(credentials.read, file, os.environ)
+        except ConfigError as error:
+            log.warning("the password of the index stays as it was: %s", error)
+        else:
+            self.servers.use(credentials=found)
+
+    def describe(self) -> Mapping[str, Any] | None:
+        """The certificate, for `kvfs status`; None without `pool_tls`."""
+        if self.member.tls is None:
+            return None
+        since, until = self.validity or (None, None)
+        return {
+            "since": since,
+            "until": until,
+            "ends_soon": self.ends_soon,
+            "problem": self.problem,
+        }
