@@ -230,13 +230,16 @@ def test_end_of_a_certificate_is_said_once(
     found, told = renewal(folder), list[object]()
     found.news.on_event = lambda _, **said: told.append(said)
 
-    trio.run(found.look)
-    assert found.validity == (since, until)
-    assert not told
-    found.validity = Validity(since - DAY, time.time() + 60)
-    for _ in range(2):
-        trio.run(found.look)
-    assert told == [{"what": "certificate ends", "until": found.validity.until}]
+    async def case() -> None:
+        await found.look()
+        assert found.validity == (since, until)
+        assert not told
+        found.validity = Validity(since - DAY, time.time() + 60)
+        await found.look()
+        await found.look()
+        assert told == [{"what": "certificate ends", "until": found.validity.until}]
+
+    trio.run(case)
     assert "the certificate of this node ends at" in caplog.text
 
 
