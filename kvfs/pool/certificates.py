@@ -28,12 +28,12 @@ def state(folder: Path) -> State:
 
 
 def state_of(file: Path) -> tuple[int, ...]:
-    """Return what each change of a file changes, also if it is a link to another one."""
+    """Return what each change of a file or its mode changes, also of the file behind a link."""
     try:
         found = file.stat()
     except OSError:
         return ()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
 
 
 def of_peers(folder: Path) -> ssl.SSLContext:
