@@ -196,7 +196,8 @@ class IndexedObjects:
         self._written.discard(ino)
         self._tried.pop(ino, None)
         self._earlier.pop(ino, None)
-        self.end_conflict(ino)
+        if ino in self.others:
+            self.end_conflict(ino)
         before = self.announced.get(ino)
         self.bytes += wanted.facts.size - (0 if before is None else before.size)
         version = int(wanted.owner.file.partition(".")[2], 16)
