@@ -279,8 +279,8 @@ class Catalog:
 
     def numbers_before(self, ino: int, limit: int) -> list[int]:
         """The numbers of up to `limit` inodes below `ino`, the greatest first."""
-        found = self.database.scan(keys.INODES, keys.number_key(ino - 1), back=True)
-        numbers = (keys.number(key) for key, _ in found)
+        found = self.database.keys_before(keys.INODES, keys.number_key(ino - 1))
+        numbers = map(keys.number, found)
         return list(islice((one for one in numbers if one is not None), limit))
 
     def lookup(self, parent: int, name: bytes) -> Dentry | None:
@@ -298,6 +298,16 @@ class Catalog:
         """The entry of one link of an inode, by directory and cookie."""
         value = self.database.get(keys.COOKIES + keys.cookie_key(parent, cookie))
         return None if value is None else keys.by_cookie(cookie, value)
+
+    def dentries(self, links: Sequence[tuple[int, int]]) -> list[Dentry | None]:
+        """Many entries at once, each by directory and cookie."""
+        if not links:
+            return []
+        found = self.database.get_all([keys.COOKIES + keys.cookie_key(*link) for link in links])
+        return [
+            None if value is None else keys.by_cookie(cookie, value)
+            for (_, cookie), value in zip(links, found, strict=True)
+        ]
 
     def first_name(self, inode: Inode) -> tuple[Inode, Dentry] | None:
         """The directory and the entry of an inode's first name; None if either is not there."""

@@ -219,12 +219,10 @@ class Database:
         except Exception as error:
             raise CatalogError(f"catalog {self.path}: read failed: {_line(error)}") from error
 
-    def scan(
-        self, prefix: bytes, start: bytes = b"", *, back: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Pairs whose key begins with `prefix`, from prefix + start on; keys without the prefix.
 
-        back: from there towards lesser keys. All pairs are as of the first of them.
+        All pairs are as of the first of them.
         """
         options = ReadOptions()
         options.set_iterate_upper_bound(_after(prefix))
@@ -232,11 +230,10 @@ class Database:
         found = self._iterator(options)
         # Rdict.items() would end at an unreadable block as if it were the last key.
         valid, key, value = found.valid, found.key, found.value
-        step = found.prev if back else found.next
+        step = found.next
         try:
-            (found.seek_for_prev if back else found.seek)(prefix + start)
-            # The lower bound of rocksdict 0.3.29 sets the upper one.
-            while valid() and (not back or key().startswith(prefix)):
+            found.seek(prefix + start)
+            while valid():
                 yield key()[cut:], value()
                 step()
             found.status()
@@ -244,6 +241,23 @@ class Database:
             raise CatalogError(f"catalog {self.path}: scan failed: {_line(error)}") from error
         finally:
             del found, valid, key, value, step  # an error's frame would keep RocksDB open
+
+    def keys_before(self, prefix: bytes, start: bytes) -> Iterator[bytes]:
+        """Keys that begin with `prefix`, without it, from prefix + start on towards lesser ones."""
+        cut = len(prefix)
+        found = self._iterator(ReadOptions())
+        valid, key, step = found.valid, found.key, found.prev
+        try:
+            found.seek_for_prev(prefix + start)
+            # The lower bound of rocksdict 0.3.29 sets the upper one.
+            while valid() and (one := key()).startswith(prefix):
+                yield one[cut:]
+                step()
+            found.status()
+        except Exception as error:
+            raise CatalogError(f"catalog {self.path}: scan failed: {_line(error)}") from error
+        finally:
+            del found, valid, key, step  # as above
 
     def _iterator(self, options: ReadOptions) -> RdictIter:
         try:

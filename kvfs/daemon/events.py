@@ -10,8 +10,8 @@ own:
   (REFUSALS).
 - `rotten`: the scrubber found a wrong copy.
 - `scrub`: the scrubber ended a pass.
-- `pool`: a node came or went, the index or nginx ended or is back, a certificate is renewed or ends,
-  or names are in conflict.
+- `pool`: a node came or went, the index or nginx ended or is back, a certificate is renewed or
+  ends, or names are in conflict.
 
 At most MOST events of TEXT_MOST characters, about 1 MB. A longer text loses its middle: the end of
 a line of the log is often its cure. A new daemon begins with none; its first

@@ -26,6 +26,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import chain
 
 import trio
 import trio.lowlevel
@@ -181,7 +182,7 @@ class Index:
         commands: list[tuple[str, Command]] = []
         for one in wanted:
             name = self._object(one.key)
-            words = [word for pair in one.facts.metadata().items() for word in pair]
+            words = chain.from_iterable(one.facts.metadata().items())
             owner = (f"@{one.owner.node}", owner_value(one.owner))
             attributes = "changed" if one.changed else "same"
             which = "new" if one.fresh else "later" if one.later else "again"

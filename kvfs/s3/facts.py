@@ -34,7 +34,7 @@ _LARGEST = (1 << 63) - 1
 _LARGEST_ID = (1 << 32) - 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen=True: 3 us more for each object of a rebuild
 class Facts:
     """One sealed object.
 

@@ -9,7 +9,7 @@ objects (`accounts`).
 
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -219,6 +219,12 @@ class OpenTable:
         """The record; that of an object of the fast opens is the catalog's."""
         held = self.peek(ino)
         return self.catalog.inode(ino) if held is None else held.inode
+
+    def inodes(self, inos: Sequence[int]) -> dict[int, Inode | None]:
+        """Many records at once, as `inode` returns them; None also for an unreadable one."""
+        closed = [ino for ino in inos if self.peek(ino) is None]
+        found = dict(zip(closed, self.catalog.inodes(closed), strict=True))
+        return {ino: found[ino] if ino in found else self.inode(ino) for ino in inos}
 
     def stage(self, held: OpenObject, taken: int | None = None) -> None:
         """Enter an object with a writer. taken: bytes that it takes; None: measure it."""

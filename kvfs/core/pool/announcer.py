@@ -244,21 +244,21 @@ class Announcer:
 
     def _plan(self, turn: Turn) -> None:
         """Find what is not true any more, and what is."""
-        me, folders = self.peers.me(), dict[int, str]()
-        for ino in turn.since:
-            inode = self.ledger.table.inode(ino)
+        me, inodes = self.peers.me(), self.ledger.table.inodes(list(turn.since))
+        keys_now = self.entries.keys_of(inode for inode in inodes.values() if inode is not None)
+        for ino, inode in inodes.items():
             if inode is None:
                 turn.lost.append(ino)
             before = turn.told.get(ino)
             stays = (
                 before is not None
                 and inode is not None
-                and before.is_still(inode, self.entries.key(inode))
+                and before.is_still(inode, keys_now.get(ino))
             )
             if before is not None and _is_gone(before, stays=stays, dropped=ino in turn.dropped):
                 turn.gone[ino] = before
                 self.objects.takes_back(ino)
-            wanted = None if inode is None else self._wanted(inode, me, folders)
+            wanted = None if inode is None else self._wanted(inode, me, keys_now.get(ino))
             if before is not None and self.objects.may_be_there(ino) and ino not in turn.gone:
                 turn.left += [] if stays and wanted is not None else [before.key]
             attributes = turn.attributes.get(ino)
@@ -269,7 +269,9 @@ class Announcer:
                 other = None if ino in turn.gone else self.objects.others.get(ino)
                 if other is not None and other.key != wanted.key:  # since before a kill
                     other = None
-                turn.new.append((ino, wanted._replace(changed=changed, other=other)))
+                if changed or other is not None:  # else a tenth of a rebuild's time
+                    wanted = wanted._replace(changed=changed, other=other)
+                turn.new.append((ino, wanted))
                 self.objects.in_turn[ino] = wanted.key
             elif inode is not None and inode.in_pool and changed:
                 self.changes.attributes.setdefault(ino, turn.attributes[ino])  # told with the copy
@@ -314,7 +316,7 @@ class Announcer:
         except CatalogError as error:
             log.error("names that left the pool are not in the catalog yet: %s", error)
 
-    def _wanted(self, inode: Inode, me: Lease, folders: dict[int, str]) -> Announcement | None:
+    def _wanted(self, inode: Inode, me: Lease, key: str | None) -> Announcement | None:
         """The announcement of an object as it is now; None if it belongs to this node only."""
         ledger = self.ledger
         if not inode.is_file or not inode.sealed or not inode.links or inode.in_pool:
@@ -330,7 +332,6 @@ class Announcer:
         if not inode.digest or (self.objects.is_new(inode) and self.chunks.lack(inode)):
             self.digests.begin(inode, tier)
             return None
-        key = self.entries.key(inode, folders)
         if key is None or len(inode.digest) != DIGEST_SIZE:
             return None
         _, model = ledger.namespaces.places.models.get(inode.model, ("", ""))

@@ -6,6 +6,7 @@ of the index never replaces a name that is known here. Not for questions (`pool/
 
 import logging
 import stat
+from collections.abc import Iterable
 from functools import partial
 
 from kvfs.catalog import ROOT_INO, Dentry, Inode
@@ -46,27 +47,32 @@ class PoolEntries:
         """Whether the namespace of a file or directory takes part in the pool."""
         return self.namespaces.of(inode).settings.pool
 
-    def key(self, inode: Inode, folders: dict[int, str] | None = None) -> str | None:
-        """The key of an object by its first name, shared or not; None if it can have none.
+    def key(self, inode: Inode) -> str | None:
+        """The key of an object by its first name, shared or not; None if it can have none."""
+        return self.keys_of([inode]).get(inode.ino)
 
-        folders: those of directories, as earlier calls found them, if nothing has changed since.
-        """
-        found = self.catalog.first_name(inode)
-        if found is None:
+    def keys_of(self, inodes: Iterable[Inode]) -> dict[int, str | None]:
+        """The keys of many objects, as `key` returns them."""
+        named = [inode for inode in inodes if inode.links]
+        entries = self.catalog.dentries([inode.links[0] for inode in named])
+        folders, found = dict[int, tuple[Inode, str]](), dict[int, str | None]()
+        for inode, entry in zip(named, entries, strict=True):
+            found[inode.ino] = self._key(inode.links[0][0], entry, folders) if entry else None
+        return found
+
+    def _key(self, parent: int, entry: Dentry, folders: dict[int, tuple[Inode, str]]) -> str | None:
+        """The key of an entry. folders: directories and their folders, as this call knows them."""
+        directory, folder = folders.get(parent) or (self.catalog.inode(parent), "")
+        if directory is None or self.namespaces.places.is_temporary(directory, entry.name):
             return None
-        directory, entry = found
-        if self.namespaces.places.is_temporary(directory, entry.name):
-            return None
-        if folders is not None and (folder := folders.get(directory.ino)):
-            key = folder + escape(entry.name)
-            if len(key) <= KEY_MAX:
-                return key
+        if folder and len(key := folder + escape(entry.name)) <= KEY_MAX:
+            return key
         name = self.namespaces.bucket_name(directory, entry.name, dropped=True)
         if name is None:
             return None
         key = self.keys.of(_in_pool(name))
-        if folders is not None and (listed := self.folder_of(key)) is not None:
-            folders[directory.ino] = listed[0]
+        if (listed := self.folder_of(key)) is not None:
+            folders[parent] = directory, listed[0]
         return key
 
     def key_of_name(self, parent: int, name: bytes) -> tuple[str, str] | None:

@@ -134,11 +134,11 @@ class IndexedObjects:
         of objects from before its start.
         """
         ino = inode.ino
-        if ino in self._taken:
-            return True
+        if ino in self._taken or ino not in self._written:
+            return ino in self._taken
         known = [one.version for one in (self.announced.get(ino), self._earlier.get(ino)) if one]
         known.append(self.fetched.get(ino, -1))
-        return ino in self._written and inode.version not in known
+        return inode.version not in known
 
     def _folder(self, key: str) -> str:
         return (self.entries.folder_of(key) or (key, ""))[0]
@@ -196,7 +196,8 @@ class IndexedObjects:
         self._written.discard(ino)
         self._tried.pop(ino, None)
         self._earlier.pop(ino, None)
-        self.end_conflict(ino)
+        if ino in self.others:
+            self.end_conflict(ino)
         before = self.announced.get(ino)
         self.bytes += wanted.facts.size - (0 if before is None else before.size)
         version = int(wanted.owner.file.partition(".")[2], 16)
