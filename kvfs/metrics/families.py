@@ -635,6 +635,11 @@ METRICS = (
         "End of the certificate of pool_tls in use, in s since 1970.",
         *("certificate", "until"),
     ),
+    _pool_gauge(
+        "certificate_ends_soon",
+        "Whether that is in the last fifth of its time and in 14 days (1), or later (0).",
+        *("certificate", "ends_soon"),
+    ),
     _pool_gauge("objects", "Objects of this node that the index of the pool has.", "objects"),
     _pool_gauge("bytes", "Bytes of the objects of this node in the pool.", "bytes"),
     _pool_gauge(

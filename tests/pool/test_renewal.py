@@ -1,6 +1,5 @@
 """Certificates and the password of a node are replaced while it is mounted."""
 
-import json
 import shutil
 import subprocess
 import time
@@ -28,7 +27,6 @@ from tests.pool.test_visible import news
 
 MIB = 1 << 20
 DAY = 86400.0
-RULES = Path(__file__).parents[2] / "mount" / "observe" / "kvfs.rules.yml"
 
 
 def replace(folder: Path, other: Path) -> None:
@@ -186,38 +184,9 @@ def renewal(tmp_path: Path) -> Renewal:
 def test_end_of_a_certificate_is_near_in_its_last_fifth_and_14_days(
     tmp_path: Path, lasts: float, left: float, *, soon: bool
 ) -> None:
-    """The alert, by promtool, agrees with the daemon."""
     found, now = renewal(tmp_path), time.time()
     found.validity = Validity(now + left - lasts, now + left)
     assert found.ends_soon is soon
-    at = 60.0  # of promtool's clock, which begins with 0
-    name = "kvfs_pool_certificate_not_"
-    series = {"before": at + left - lasts, "after": at + left}
-    case = {
-        "rule_files": [str(RULES)],
-        "tests": [
-            {
-                "interval": "1m",
-                "input_series": [
-                    {"series": f"{name}{which}_seconds", "values": f"{value}x1"}
-                    for which, value in series.items()
-                ],
-                "alert_rule_test": [
-                    {
-                        "eval_time": "1m",
-                        "alertname": "KvfsPoolCertificateEnds",
-                        "exp_alerts": [],
-                    }
-                ],
-            }
-        ],
-    }
-    file = tmp_path / "case.json"
-    file.write_text(json.dumps(case))
-    command = ["promtool", "test", "rules", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    told = done.stdout + done.stderr
-    assert (done.returncode != 0, "Labels:{alertname=" in told) == (soon, soon), told
 
 
 def test_end_of_a_certificate_is_said_once(
