@@ -5,7 +5,9 @@ and the cure. The authority in ca.pem is the pool's own: it vouches for each nod
 needs no name. The certificate of the index needs the name by which the index is asked.
 """
 
+import errno
 import ssl
+import stat
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -95,6 +97,8 @@ def _is_done(end: ssl.SSLObject) -> bool:
 def _load(context: ssl.SSLContext, folder: Path) -> None:
     for name in FILES:
         try:
+            if not stat.S_ISREG((folder / name).stat().st_mode):  # a pipe would never be read
+                raise FileNotFoundError(errno.ENOENT, "it is no file")
             (folder / name).open("rb").close()
         except OSError as error:
             raise ConfigError(

@@ -315,6 +315,8 @@ def test_certificates_that_do_not_match(tmp_path: Path, index: int, refused: Ref
     (mixed / "cert.pem").unlink()
     told = refused(at(index, f"pool_tls={mixed}"))
     assert "cert.pem: No such file or directory: expected ca.pem, cert.pem and key.pem" in told
+    os.mkfifo(mixed / "cert.pem")
+    assert "cert.pem: it is no file: expected" in refused(at(index, f"pool_tls={mixed}"))
 
 
 def test_nginx_that_is_too_old(tmp_path: Path, index: int, refused: Refused) -> None:
