@@ -50,6 +50,10 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "serves", found["address"] if found["serves"] else f"nobody: {found['why_not']}"
     if found.get("certificate"):  # an earlier daemon does not look at it
         yield "certificate", _certificate(found["certificate"])
+        if problem := found["certificate"]["problem"]:
+            yield "new certificate", f"not used: {problem}"
+    if problem := found.get("password_problem"):
+        yield "new password", f"not used: {problem}"
     yield "announced", f"{found['objects']} objects, {human(found['bytes'])}"
     yield "waits for the index", f"{found['lag_s']:.1f} s" if found["lag_s"] else "nothing"
     yield "found by lookups", f"{counters['found']} objects"
@@ -71,15 +75,11 @@ def facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _certificate(found: dict[str, Any]) -> str:
     if found["until"] is None:
-        return found["problem"] or "not read yet"
+        return "none"
     left = found["until"] - time.time()
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(found["until"]))
     text = f"valid until {until}, for {duration(left)}" if left > 0 else f"ended at {until}"
-    if found["ends_soon"]:
-        text += ": renew it"
-    if found["problem"]:
-        text += f"; the files there now are not used: {found['problem']}"
-    return text
+    return f"{text}: renew it" if found["ends_soon"] else text
 
 
 def shown(found: dict[str, Any]) -> list[RenderableType]:

@@ -626,6 +626,11 @@ METRICS = (
     ),
     _pool_gauge("serving", "Whether other nodes can read from this node (1) or not (0).", "serves"),
     _pool_gauge(
+        "files_refused",
+        "Whether new files of pool_tls or pool_credentials are not used (1).",
+        "files_refused",
+    ),
+    _pool_gauge(
         "certificate_not_before_seconds",
         "Begin of the certificate of pool_tls in use, in s since 1970.",
         *("certificate", "since"),

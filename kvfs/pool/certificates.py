@@ -117,7 +117,8 @@ def _load(context: ssl.SSLContext, folder: Path) -> None:
     except OSError as error:
         if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(
-                f"pool_tls={folder}: key.pem is not the key of cert.pem: make both again"
+                f"pool_tls={folder}: key.pem is not the key of cert.pem: write both of one "
+                "certificate"
             ) from None
         raise ConfigError(
             f"pool_tls={folder}: {error}: expected a certificate in cert.pem, and its key without "

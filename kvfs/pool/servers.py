@@ -83,6 +83,16 @@ class Servers:
         for connection in self._connections.values():
             connection.credentials, connection.tls = self.credentials, self.tls
 
+    async def expect_login(self, credentials: Credentials) -> None:
+        """Try credentials at each known server. Raises IndexDownError with the reason."""
+        for address in list(self._connections):
+            trial = Connection(address, credentials, tls=self.tls)
+            try:
+                with trio.fail_after(DIAL_S):
+                    await trio.aclose_forcefully(await trial.dial())
+            except (*BROKEN, IndexDownError) as error:
+                raise IndexDownError(f"{trial}: {reason(error)}") from None
+
     @property
     def tried(self) -> bool:
         """Whether a try to reach each server has ended, well or not."""

@@ -40,6 +40,10 @@ def index_is_up(kv: Mounted) -> bool:
     return bool(kv.status()["pool"]["index"]["up"])
 
 
+def password_problem(kv: Mounted) -> str:
+    return str(kv.status()["pool"]["password_problem"])
+
+
 def renewed(kv: Mounted) -> bool:
     return bool(news(kv, "certificate renewed"))
 
@@ -95,7 +99,8 @@ def test_files_that_do_not_fit_together_change_nothing(
     found = a.status()["pool"]["certificate"]
     assert "key.pem is not the key of cert.pem" in found["problem"]
     assert found["until"] == until
-    assert "key.pem is not the key" in dict(facts(a.status()["pool"]))["certificate"]
+    assert "key.pem is not the key" in dict(facts(a.status()["pool"]))["new certificate"]
+    assert a.status()["pool"]["files_refused"]
     write(a, "second", b"y")
     gets(b, "second", b"y")
     write(b, "third", b"z")
@@ -148,10 +153,40 @@ def test_password_is_read_again(tmp_path: Path, mount: Mount) -> None:
         command(port, "CLIENT", "KILL", "TYPE", "normal", password="new")  # noqa: S106
         wait_for(lambda: "WRONGPASS" in kv.status()["pool"]["index"]["why"], "it is refused")
         secret.chmod(0o644)
-        wait_for(lambda: "has mode 0644" in kv.log.read_text(), "the file is not private")
+        wait_for(lambda: "has mode 0644" in password_problem(kv), "the file is not private")
         secret.write_text("new")
         secret.chmod(0o600)
         wait_for(lambda: index_is_up(kv), "the index takes the password")
+        assert news(kv, "password renewed")
+        assert not password_problem(kv)
+
+
+def test_password_that_the_index_refuses_is_not_used_before_it_takes_it(
+    tmp_path: Path, mount: Mount
+) -> None:
+    """An operator may write the file before the index knows the new password."""
+    port, secret = free_port(), tmp_path / "password"
+    secret.write_text("old")
+    secret.chmod(0o600)
+    options = f"ram=64M,pool=redis://127.0.0.1:{port}/kv,pool_address=127.0.0.1:{free_port()}"
+    with server(tmp_path / "redis", port, password="old"):  # noqa: S106 (of this test's server)
+        kv = mount(f"{options},pool_credentials={secret}", "a")
+        kv.allow_log("the password of the index stays as it was")
+        kv.allow_log("the pool's index is down")
+        kv.allow_log("the pool learns later of changes here")
+        wait_for(lambda: index_is_up(kv), "the index answers")
+        secret.write_text("new")
+        wait_for(lambda: "WRONGPASS" in password_problem(kv), "the index refuses it")
+        assert kv.status()["pool"]["files_refused"]
+        command(port, "CLIENT", "KILL", "TYPE", "normal", password="old")  # noqa: S106
+        command(port, "ACL", "SETUSER", "default", ">new", password="old")  # noqa: S106
+        wait_for(lambda: not password_problem(kv), "the index takes it")
+        wait_for(lambda: index_is_up(kv), "the index answers")
+        command(port, "ACL", "SETUSER", "default", "<old", password="new")  # noqa: S106
+        command(port, "CLIENT", "KILL", "TYPE", "normal", password="new")  # noqa: S106
+        write(kv, "block", b"x")
+        assert index_is_up(kv)
+        assert len(news(kv, "password refused")) == 1
 
 
 def renewal(tmp_path: Path) -> Renewal:

@@ -336,6 +336,8 @@ class Pool:
             "bytes": self.announcer.objects.bytes,
             "lag_s": self.lag_s,
             "certificate": self.renewal.describe(),
+            "password_problem": self.renewal.password_problem,
+            "files_refused": self.renewal.refused,
             "in_conflict": len(self.announcer.objects.others),
             "out": list(self.peers.out),
             "failing": self.peers.failing,

@@ -2,8 +2,9 @@
 
 Contract: `run` looks at the files each LOOK_S, and raises nothing. nginx and the connections to the
 index use renewed files from then on, and connections that stand go on. Files that do not fit
-together change nothing: `problem` says why. The movers read the certificates on their own
-(`kvfs.pool.peer_file`). `validity` is that of the certificate in use.
+together change nothing, nor does a password before the index takes it: `certificate_problem` and
+`password_problem` say why. The movers read the certificates on their own (`kvfs.pool.peer_file`).
+`validity` is that of the certificate in use.
 """
 
 import logging
@@ -19,6 +20,7 @@ from kvfs.core.pool.news import News
 from kvfs.errors import ConfigError, KvfsError
 from kvfs.pool import certificates, credentials
 from kvfs.pool.certificates import Validity
+from kvfs.pool.errors import IndexDownError
 from kvfs.pool.member import Membership
 from kvfs.pool.servers import Servers
 
@@ -40,7 +42,7 @@ class Renewal:
         self.news = news
         self.reload = reload
         self.validity: Validity | None = None
-        self.problem = ""  # why files that have changed are not used
+        self.certificate_problem = self.password_problem = ""  # why a change is not used
         self._certificates: certificates.State = ()
         self._password: tuple[int, ...] = ()
         self._said_at = float("-inf")
@@ -63,25 +65,29 @@ class Renewal:
         if state != self._certificates:
             first, self._certificates = not self._certificates, state
             try:
-                await self._renew(folder)
+                self.validity = await self._renew(folder)
             except (KvfsError, OSError) as error:
-                self.problem = str(error)
+                self.certificate_problem = str(error)
                 self.news.tell("certificate refused", why=str(error))
                 log.warning("kvfs cannot use the certificate of this node: %s", error)
             else:
-                self.problem = ""
+                self.certificate_problem = ""
                 if not first:
-                    self.news.tell("certificate renewed")
-                    log.info("the certificate of this node is renewed: %s", folder)
+                    self.news.tell("certificate renewed", until=self.validity.until)
+                    log.info(
+                        "kvfs uses the new files of pool_tls=%s: the certificate of this node is "
+                        "valid until %s",
+                        *(folder, date(self.validity.until)),
+                    )
         self._warn(folder)
 
-    async def _renew(self, folder: Path) -> None:
+    async def _renew(self, folder: Path) -> Validity:
         """Use the certificates as they are now. Raises ConfigError, KvfsError, OSError."""
         validity = await trio.to_thread.run_sync(certificates.expect_match, folder)
         if self.member.place.tls:
             self.servers.use(tls=await trio.to_thread.run_sync(certificates.of_index, folder))
         await trio.to_thread.run_sync(self.reload)
-        self.validity = validity
+        return validity
 
     def _warn(self, folder: Path) -> None:
         """Say once a day that the certificate ends soon, or has ended."""
@@ -89,11 +95,16 @@ class Renewal:
         if self.validity is None or not self.ends_soon or now < self._said_at + SAID_S:
             return
         self._said_at = now
-        until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.validity.until))
         self.news.tell("certificate ends", until=self.validity.until)
         log.warning(
-            "the certificate of this node ends at %s: write a new one to pool_tls=%s", until, folder
+            "the certificate of this node ends at %s: write a new one to pool_tls=%s",
+            *(date(self.validity.until), folder),
         )
+
+    @property
+    def refused(self) -> bool:
+        """Whether files that have changed are not used."""
+        return bool(self.certificate_problem or self.password_problem)
 
     @property
     def ends_soon(self) -> bool:
@@ -105,15 +116,24 @@ class Renewal:
 
     async def _look_at_password(self, file: Path) -> None:
         state = await trio.to_thread.run_sync(certificates.state_of, file)
-        if state == self._password:
+        if state == self._password and not self.password_problem:
             return
-        self._password = state
+        known, self._password = self._password, state
         try:
             found = await trio.to_thread.run_sync(credentials.read, file, os.environ)
-        except ConfigError as error:
-            log.warning("the password of the index stays as it was: %s", error)
-        else:
+            if found != self.servers.credentials:
+                await self.servers.expect_login(found)
+        except (ConfigError, IndexDownError) as error:
+            if state != known or str(error) != self.password_problem:
+                self.news.tell("password refused", why=str(error))
+                log.warning("the password of the index stays as it was: %s", error)
+            self.password_problem = str(error)
+            return
+        self.password_problem = ""
+        if found != self.servers.credentials:
             self.servers.use(credentials=found)
+            self.news.tell("password renewed")
+            log.info("the index takes the new password of pool_credentials=%s", file)
 
     def describe(self) -> Mapping[str, Any] | None:
         """The certificate, for `kvfs status`; None without `pool_tls`."""
@@ -124,5 +144,10 @@ class Renewal:
             "since": since,
             "until": until,
             "ends_soon": self.ends_soon,
-            "problem": self.problem,
+            "problem": self.certificate_problem,
         }
+
+
+def date(seconds: float) -> str:
+    """Return a time in s since 1970 as a person reads it."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
