@@ -13,6 +13,7 @@ import trio
 from kvfs.cli.pool import facts
 from kvfs.core.pool.news import News
 from kvfs.core.pool.renewal import Renewal
+from kvfs.errors import KvfsError
 from kvfs.pool.certificates import Validity, expect_match
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.member import Membership
@@ -245,6 +246,29 @@ def test_end_of_a_certificate_is_said_once(
 
     trio.run(case)
     assert "the certificate of this node ends at" in caplog.text
+
+
+def test_refused_files_are_tried_again(tmp_path: Path) -> None:
+    """As a certificate that begins a moment later by the clock of this machine."""
+    found, told, problems = renewal(authority(tmp_path / "tls")), list[object](), ["too early"] * 2
+    found.news.on_event = lambda _, **said: told.append(said["what"])
+
+    def reload() -> None:
+        if problems:
+            raise KvfsError(problems.pop())
+
+    async def case() -> None:
+        for _ in range(2):
+            await found.look()
+            assert found.certificate_problem == "too early"
+            assert found.validity is None
+        await found.look()
+
+    found.reload = reload
+    trio.run(case)
+    assert found.validity is not None
+    assert not found.certificate_problem
+    assert told == ["certificate refused", "certificate renewed"]
 
 
 def test_later_end_of_the_authority_does_not_count(tmp_path: Path) -> None:

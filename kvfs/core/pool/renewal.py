@@ -62,24 +62,29 @@ class Renewal:
 
     async def _look_at_certificates(self, folder: Path) -> None:
         state = await trio.to_thread.run_sync(certificates.state, folder)
-        if state != self._certificates:
-            first, self._certificates = not self._certificates, state
+        # A certificate that is refused may become valid: its clock was ahead of ours.
+        if state != self._certificates or self.certificate_problem:
+            known, self._certificates = self._certificates, state
             try:
                 self.validity = await self._renew(folder)
             except (KvfsError, OSError) as error:
+                if state != known or str(error) != self.certificate_problem:
+                    self.news.tell("certificate refused", why=str(error))
+                    log.warning("kvfs cannot use the certificate of this node: %s", error)
                 self.certificate_problem = str(error)
-                self.news.tell("certificate refused", why=str(error))
-                log.warning("kvfs cannot use the certificate of this node: %s", error)
             else:
                 self.certificate_problem = ""
-                if not first:
-                    self.news.tell("certificate renewed", until=self.validity.until)
-                    log.info(
-                        "kvfs uses the new files of pool_tls=%s: the certificate of this node is "
-                        "valid until %s",
-                        *(folder, date(self.validity.until)),
-                    )
+                if known:
+                    self._say_renewed(folder, self.validity)
         self._warn(folder)
+
+    def _say_renewed(self, folder: Path, validity: Validity) -> None:
+        self.news.tell("certificate renewed", until=validity.until)
+        log.info(
+            "kvfs uses the new files of pool_tls=%s: the certificate of this node is valid until "
+            "%s",
+            *(folder, date(validity.until)),
+        )
 
     async def _renew(self, folder: Path) -> Validity:
         """Use the certificates as they are now. Raises ConfigError, KvfsError, OSError."""
