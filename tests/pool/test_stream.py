@@ -246,6 +246,31 @@ def test_object_that_is_unlinked_meanwhile_is_read_to_its_end(made: Made, node: 
     world.b.check_accounts()
 
 
+def expect_right(fd: int) -> None:
+    for at in range(0, len(LARGE), MIB):
+        assert os.pread(fd, MIB, at) == LARGE[at : at + MIB]
+
+
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_unlinked_object_whose_reader_loses_its_daemon_gives_no_other_bytes(
+    made: Made, node: str
+) -> None:
+    world = made()
+    world.gate.let(7 * CHUNK + 1)
+    with world.path.open("rb", buffering=0) as file:
+        assert os.pread(file.fileno(), MIB, 0) == LARGE[:MIB]
+        ((world.a if node == "a" else world.b).path / "large").unlink()
+        wait_for(lambda: not world.index.hexists(KEY, NAME), "all nodes have lost the name")
+        world.b.expect_log("a read gets EIO")
+        world.b.kill_daemon()
+        world.gate.let()
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            expect_right(file.fileno())
+    world.b.idle()
+    world.b.check_gauges()
+    world.b.check_accounts()
+
+
 def breaks_once(gate: Gate) -> list[int]:
     """Let one connection end in the third chunk. Returns where, once it has."""
     broken: list[int] = []
