@@ -143,6 +143,19 @@ def test_blocks_that_are_followed_stay(shared: Mounted) -> None:
         request(shared.path, "ns_drop", name=space.name)
 
 
+def test_hard_quota_is_kept_once_a_block_may_go(shared: Mounted) -> None:
+    """The last block stays beyond the quota while its directory has a file that is written."""
+    space, keys = namespace(shared), chain(6)
+    write(space, keys[:5])
+    unfinished = space / f"{prefix.path(keys[4], keys[5])}.0x.tmp"
+    with unfinished.open("wb"):
+        os.setxattr(space, "user.kvfs.quota_hard", str(4 * BLOCK).encode())
+        assert len(blocks(space)) == 6
+        unfinished.unlink()
+    wait_for(lambda: set(blocks(space)) == named(*keys[:4]), "the last block goes", seconds=20)
+    request(shared.path, "ns_drop", name=space.name)
+
+
 def test_blocks_are_lent(shared: Mounted) -> None:
     in_ram = "ram" in shared.status()["tiers"]
     space, keys = namespace(shared, media="ram" if in_ram else "all"), chain(3)

@@ -46,8 +46,8 @@ class Watch:
     async def space(self) -> None:
         """Measure the NVMe file system, which other programs may fill, and shrink the tier then.
 
-        Each second it also removes orphans, looks at mapped files, counts misses and runs the
-        retries.
+        Each second it also removes orphans, looks at mapped files, counts misses, runs the retries
+        and keeps the quotas.
         """
         ledger, nvme = self.ledger, self.ledger.tiers.nvme
         unlinked: set[int] = set()
@@ -69,11 +69,21 @@ class Watch:
             if ledger.accounts.census_done.is_set():
                 self.room.shrink()
                 ledger.tiers.ram.shrink()
+                self._keep_quotas()
             ledger.accounts.leave_estimate(self.spent())
             for namespace in list(ledger.namespaces):
                 namespace.resize_policies(ledger.tiers.local)
             ledger.wakeup.wake()
             await trio.sleep(SPACE_PERIOD)
+
+    def _keep_quotas(self) -> None:
+        """Drop what could not go at the close of the last writer, and may go now.
+
+        So a block goes whose directory had a file that was being written.
+        """
+        for namespace in self.ledger.namespaces:
+            if namespace.has_hard_quota:
+                self.quota.trim(namespace)
 
     def _may_be_unknown(self, ino: int) -> bool:
         """Whether the kernel may never have looked an orphan up, and so may never report a FORGET.
