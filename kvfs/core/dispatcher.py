@@ -240,18 +240,19 @@ class Dispatcher:
             if found:
                 await movement.move(found)
         except (OSError, SourceChangedError, KvfsError) as error:
-            if self._concerns(about):
+            if self.concerns(about):
                 self.breaker.failed(movement.name, self.ledger.catalog.named(inos[0]), error)
         finally:
             self._running -= 1
             self._jobs.difference_update(inos)
             self.ledger.wakeup.wake()
 
-    def _concerns(self, about: list[tuple[int, int]]) -> bool:
-        """Whether a job's failure matters: not if all its objects have changed meanwhile."""
+    def concerns(self, about: list[tuple[int, int]]) -> bool:
+        """Whether a job's failure matters: not if one of its objects has changed meanwhile.
+
+        The failure may be of that object's file. One that lasts comes again without it.
+        """
         try:
-            return not about or any(
-                self.transfers.still_current(ino, version) for ino, version in about
-            )
+            return all(self.transfers.still_current(ino, version) for ino, version in about)
         except KvfsError:
             return True  # the catalog itself is in trouble
