@@ -194,7 +194,7 @@ def _expect(source: PeerFile, header: bytes, size: int, start: int) -> bool:
 def _dial(source: PeerFile) -> socket.socket:
     """Connect to a peer. Raises PeerError, and ConfigError for our own certificate."""
     found = addresses.parse(source.address)
-    context = _context(source.tls) if source.tls else None
+    context = context_of(source.tls) if source.tls else None
     try:
         if found is None:
             raise ValueError("it is no address IP:PORT")
@@ -217,7 +217,7 @@ def _keep(source: PeerFile, connection: socket.socket) -> None:
         _connections.pop(next(iter(_connections))).close()
 
 
-def _context(folder: str) -> ssl.SSLContext:
+def context_of(folder: str) -> ssl.SSLContext:
     """The context for our certificate. Raises ConfigError.
 
     Renewed files are taken. While they do not fit together, the context of before goes on.
@@ -226,11 +226,13 @@ def _context(folder: str) -> ssl.SSLContext:
     if known is not None and known[0] == state:
         return known[1]
     try:
+        if known is not None:
+            certificates.expect_match(Path(folder))
         found = certificates.of_peers(Path(folder))
     except ConfigError:
         if known is None:
             raise
-        found = known[1]
+        return known[1]
     _contexts[folder] = state, found
     return found
 

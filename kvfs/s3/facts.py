@@ -34,7 +34,7 @@ _LARGEST = (1 << 63) - 1
 _LARGEST_ID = (1 << 32) - 2
 
 
-@dataclass(slots=True, kw_only=True)  # frozen=True: 3 us more for each object of a rebuild
+@dataclass(slots=True, kw_only=True)  # frozen=True: 1.7 us each, and not 0.4
 class Facts:
     """One sealed object.
 

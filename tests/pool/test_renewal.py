@@ -17,6 +17,7 @@ from kvfs.errors import KvfsError
 from kvfs.pool.certificates import Validity, expect_match
 from kvfs.pool.credentials import Credentials
 from kvfs.pool.member import Membership
+from kvfs.pool.peer_file import context_of
 from kvfs.pool.place import PoolPlace
 from kvfs.pool.servers import Servers
 from tests.conftest import Mount
@@ -246,6 +247,19 @@ def test_end_of_a_certificate_is_said_once(
 
     trio.run(case)
     assert "the certificate of this node ends at" in caplog.text
+
+
+def test_movers_keep_their_certificate_while_new_files_do_not_fit(tmp_path: Path) -> None:
+    """Cert and key load, but their authority has not signed them."""
+    folder, other = authority(tmp_path / "tls"), authority(tmp_path / "other")
+    first = context_of(str(folder))
+    shutil.copy(other / "ca.pem", folder)
+    assert context_of(str(folder)) is first
+    for name in ("cert.pem", "key.pem"):
+        shutil.copy(other / name, folder)
+    second = context_of(str(folder))
+    assert second is not first
+    assert context_of(str(folder)) is second
 
 
 def test_refused_files_are_tried_again(tmp_path: Path) -> None:
